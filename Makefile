@@ -1,0 +1,62 @@
+# Everything a newcomer needs: `make demo`, `make test`. Second runs reuse what the first installed.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+ARGS ?=
+
+.PHONY: demo serve test check fmt doctor bench-engine clean help
+
+help:
+	@echo "make demo [ARGS=...]   run agents on a real model, warm and cold"
+	@echo "make serve [ARGS=...]  start the server and stay"
+	@echo "make test [ARGS=...]   set everything up and run the tests"
+	@echo "make check             the full gate: format, lint, types, import contracts, tests"
+	@echo "make bench-engine      compare the engine with its peers (long)"
+
+demo: $(VENV)/.run
+	$(BIN)/keepwarm demo $(ARGS)
+
+serve: $(VENV)/.run
+	$(BIN)/keepwarm serve $(ARGS)
+
+doctor: $(VENV)/.run
+	$(BIN)/keepwarm doctor $(ARGS)
+
+test: $(VENV)/.dev
+	$(BIN)/keepwarm models pull
+	$(BIN)/pytest $(ARGS)
+
+check: $(VENV)/.dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(MAKE) test
+
+fmt: $(VENV)/.dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench-engine: $(VENV)/.run
+	$(BIN)/keepwarm bench engine $(ARGS)
+
+clean:
+	rm -rf $(VENV) .venv-peers
+
+# A virtual environment that pip can use; Debian and Ubuntu ship venv in a package of its own.
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Keepwarm needs Python 3.11 or newer; set PYTHON=..."; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || \
+	  { rm -rf $(VENV); echo "On Debian or Ubuntu: sudo apt-get install python3-venv"; exit 1; }
+
+$(VENV)/.run: $(VENV)/bin/python pyproject.toml
+	@echo "Installing Keepwarm and PyTorch (CPU) into $(VENV); the first time takes a few minutes."
+	$(PIP) install --upgrade "pip>=25.1"
+	$(PIP) install -e '.[engine,report]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.run
+	$(PIP) install --group dev
+	@touch $@

@@ -1,0 +1,1 @@
+"""The demonstration: recorded agents on a real model, once warm and once cold."""

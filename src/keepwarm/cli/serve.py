@@ -1,0 +1,44 @@
+"""Owns `keepwarm serve`: a server in the foreground until it is told to stop.
+
+Never builds parts itself: `compose.live` does. SIGTERM and Ctrl-C drain: no new requests, accepted ones
+finish, then the process ends; a second Ctrl-C ends it at once.
+"""
+
+import asyncio
+import signal
+import sys
+from typing import Annotated
+
+import structlog
+from cyclopts import Parameter
+
+from keepwarm.cli.loop import run_async
+from keepwarm.compose.live import drain, running_server
+from keepwarm.compose.settings import ServeSettings
+from keepwarm.observe.logs import LogFormat, configure_logging
+
+
+def serve(*, settings: Annotated[ServeSettings | None, Parameter(name="*")] = None) -> None:
+    """Serve a model to agents over the OpenAI and Anthropic APIs.
+
+    Every flag is also an environment variable: --kv-host-bytes is KEEPWARM_KV_HOST_BYTES.
+    """
+    run_async(_serve(settings or ServeSettings()))
+
+
+async def _serve(settings: ServeSettings) -> None:
+    log_format = settings.log_format or (LogFormat.CONSOLE if sys.stderr.isatty() else LogFormat.JSON)
+    configure_logging(settings.log_level, log_format)
+    log = structlog.get_logger("keepwarm")
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    log.info("starting", model=settings.model)
+    async with running_server(settings) as server:
+        log.info("ready", url=server.base_url, model=server.model, worker_pid=server.worker_pid)
+        await stopping.wait()
+        loop.remove_signal_handler(signal.SIGINT)
+        log.info("draining", timeout_s=settings.drain_timeout_s)
+        has_finished = await drain(server, settings.drain_timeout_s)
+        log.info("stopping", all_finished=has_finished)

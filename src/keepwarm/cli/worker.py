@@ -1,0 +1,28 @@
+"""Owns `keepwarm worker`: the inside of a worker process. Started by `keepwarm serve`, not by people.
+
+Never talks HTTP.
+"""
+
+import signal
+
+from keepwarm.cli.loop import run_async
+from keepwarm.compose.settings import EngineSettingsPart
+from keepwarm.compose.worker_process import run_worker
+from keepwarm.core.ids import WorkerId
+
+
+def worker(*, endpoint: str, worker_id: str, settings: str) -> None:
+    """Run one worker until its standard input is closed.
+
+    Parameters
+    ----------
+    endpoint
+        ZeroMQ address to serve on.
+    worker_id
+        Name of this worker in events and decisions.
+    settings
+        JSON of the engine's settings.
+    """
+    # Ctrl-C reaches the whole group; the parent decides when its workers end.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    run_async(run_worker(EngineSettingsPart.model_validate_json(settings), endpoint, WorkerId(worker_id)))

@@ -1,0 +1,84 @@
+"""Owns how an engine is built from its settings: the embedded torch engine, or the scripted one.
+
+Never starts a loop or a process. Called in the worker process, or in the server for an inline worker.
+"""
+
+import importlib.util
+import os
+from dataclasses import dataclass, replace
+
+from keepwarm.compose.settings import SCRIPTED_MODEL, EngineSettingsPart
+from keepwarm.compose.sizing import TierSizes, tier_sizes
+from keepwarm.core.blocks import Tier
+from keepwarm.core.errors import MissingExtra
+from keepwarm.engine.executor import Executor, ModelInfo
+from keepwarm.store.tiers.base import BlockStore
+from keepwarm.store.tiers.counted import CountedBlockStore
+from keepwarm.store.tiers.local import LocalBlockStore
+from keepwarm.supply.catalogue import KNOWN_MODELS
+from keepwarm.supply.models import resolve_model
+from keepwarm.testing import ScriptedExecutor
+
+
+SCRIPTED_VOCAB_SIZE = 265
+"""Of `keepwarm.testing.text.byte_text_assets`, the tokenizer that goes with the scripted engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    executor: Executor
+    block_store: BlockStore
+
+
+def build_engine(settings: EngineSettingsPart) -> Engine:
+    """Load the model and its KV tiers. Raises MissingExtra, ModelFileError or ConfigurationError."""
+    return _scripted(settings) if settings.model == SCRIPTED_MODEL else _torch(settings)
+
+
+def _torch(settings: EngineSettingsPart) -> Engine:
+    if importlib.util.find_spec("torch") is None:
+        raise MissingExtra("running a model in Keepwarm", "engine")
+    from keepwarm.engine.torch.load import open_model
+    from keepwarm.engine.torch.settings import EngineSettings
+
+    path = resolve_model(settings.model)
+    name = settings.served_model_name or (settings.model if settings.model in KNOWN_MODELS else path.stem)
+    model = replace(open_model(path), name=name)
+    max_len = settings.max_model_len or model.weights.config.max_len
+    sizes = _sizes(settings, model.kv_bytes_per_token, max_len)
+    executor = model.build(
+        EngineSettings(
+            weights=settings.weights,
+            block_size=settings.block_size,
+            num_device_blocks=sizes.num_device_blocks,
+            max_model_len=settings.max_model_len,
+            num_threads=settings.num_threads,
+        )
+    )
+    return Engine(executor, LocalBlockStore(device=executor.pool, host_bytes=sizes.host_bytes))
+
+
+def _scripted(settings: EngineSettingsPart) -> Engine:
+    info = ModelInfo(
+        name=settings.served_model_name or SCRIPTED_MODEL,
+        fingerprint=SCRIPTED_MODEL,
+        vocab_size=SCRIPTED_VOCAB_SIZE,
+        max_model_len=settings.max_model_len or 32_768,
+        block_size=settings.block_size,
+        kv_bytes_per_token=1024,
+    )
+    sizes = _sizes(settings, info.kv_bytes_per_token, info.max_model_len)
+    block_bytes = info.kv_bytes_per_token * info.block_size
+    num_slots = {Tier.DEVICE: sizes.num_device_blocks, Tier.HOST: sizes.host_bytes // block_bytes}
+    return Engine(ScriptedExecutor(info), CountedBlockStore(block_bytes=block_bytes, num_slots=num_slots))
+
+
+def _sizes(settings: EngineSettingsPart, kv_bytes_per_token: int, max_model_len: int) -> TierSizes:
+    return tier_sizes(
+        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        kv_bytes_per_token=kv_bytes_per_token,
+        block_size=settings.block_size,
+        max_model_len=max_model_len,
+        device_tokens=settings.kv_device_tokens,
+        host_bytes=settings.kv_host_bytes,
+    )

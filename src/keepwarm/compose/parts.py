@@ -1,0 +1,91 @@
+"""Owns how the parts fit together: the core that live server and simulator share.
+
+Never opens a socket, reads a clock or loads a model: those come in through the seams. Called by
+`compose.live` and `compose.simulated`, which differ only in the seams they pass.
+"""
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from keepwarm.core.blocks import Tier
+from keepwarm.core.decision import Decision
+from keepwarm.engine.executor import Executor, ModelInfo
+from keepwarm.routing.policy import LeastWork
+from keepwarm.routing.router import Routable, Router
+from keepwarm.scheduling.queue import PriorityOrder
+from keepwarm.scheduling.scheduler import Scheduler, SchedulerSettings
+from keepwarm.store.eviction.ordered import LeafLru
+from keepwarm.store.manager import BlockManager
+from keepwarm.store.tiers.base import BlockStore
+from keepwarm.workers.engine_loop import EngineLoop
+from keepwarm.workflow.intake import Intake
+from keepwarm.workflow.sessions import SessionTable
+
+DecisionSink = Callable[[float, Decision[Any]], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLimits:
+    """How much one engine step and one engine may hold."""
+
+    max_batch_tokens: int = 512
+    """Most tokens in one step."""
+    max_running: int = 64
+    """Most requests that hold device blocks at the same time."""
+
+
+def counting_ids(prefix: str) -> Callable[[], str]:
+    """An id source that repeats itself in every run: `prefix1`, `prefix2`, ..."""
+    counter = itertools.count(1)
+    return lambda: f"{prefix}{next(counter)}"
+
+
+def build_engine_loop(
+    *,
+    executor: Executor,
+    block_store: BlockStore,
+    limits: EngineLimits,
+    on_decision: DecisionSink,
+    checks_invariants: bool = False,
+) -> EngineLoop:
+    info = executor.info
+    blocks = BlockManager(
+        num_device_blocks=block_store.num_slots(Tier.DEVICE),
+        num_host_blocks=block_store.num_slots(Tier.HOST),
+        new_policy=LeafLru,
+    )
+    settings = SchedulerSettings(
+        block_size=info.block_size,
+        max_batch_tokens=limits.max_batch_tokens,
+        max_running=limits.max_running,
+        max_model_len=info.max_model_len,
+    )
+    return EngineLoop(
+        scheduler=Scheduler(settings=settings, blocks=blocks, order=PriorityOrder()),
+        blocks=blocks,
+        block_store=block_store,
+        executor=executor,
+        on_decision=on_decision,
+        checks_invariants=checks_invariants,
+    )
+
+
+def build_intake(
+    *,
+    workers: Sequence[Routable],
+    on_decision: DecisionSink,
+    new_request_id: Callable[[], str],
+    new_session_id: Callable[[], str],
+) -> tuple[Intake, Router]:
+    router = Router(workers=workers, policy=LeastWork())
+    models: dict[str, ModelInfo] = {worker.info.name: worker.info for worker in workers}
+    intake = Intake(
+        models=models,
+        sessions=SessionTable(new_id=new_session_id),
+        router=router,
+        new_request_id=new_request_id,
+        on_decision=on_decision,
+    )
+    return intake, router

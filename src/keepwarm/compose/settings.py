@@ -1,0 +1,104 @@
+"""Owns every setting of a server: name, type, default, bounds and text, each once.
+
+Never builds anything. Flags (`--kv-host-bytes`), environment variables (`KEEPWARM_KV_HOST_BYTES`) and the
+settings page of the docs all come from these fields.
+"""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from keepwarm.observe.logs import LogFormat
+from keepwarm.supply.catalogue import DEFAULT_MODEL_NAME
+
+SCRIPTED_MODEL = "scripted"
+"""A model name that loads no model: an engine with scripted tokens, for trying clients without torch."""
+
+
+class WorkerPlace(StrEnum):
+    PROCESS = "process"
+    """In a process of its own: an engine that dies takes no client connection with it."""
+    INLINE = "inline"
+    """In the server's process, on a thread."""
+
+
+class EngineSettingsPart(BaseSettings):
+    """What a worker needs to know. Sent to the worker process as JSON."""
+
+    model_config = SettingsConfigDict(env_prefix="KEEPWARM_", extra="forbid")
+
+    model: Annotated[
+        str, Field(description="Name of a known model, a GGUF file or a safetensors folder.")
+    ] = DEFAULT_MODEL_NAME
+    served_model_name: Annotated[
+        str | None,
+        Field(
+            description="Name under which clients ask for the model. Default: the name or file it was given by."
+        ),
+    ] = None
+    weights: Annotated[
+        Literal["int8", "fp32"], Field(description="Precision of the linear layers on the CPU.")
+    ] = "int8"
+    block_size: Annotated[int, Field(ge=1, le=1024, description="Tokens in one KV block.")] = 16
+    max_model_len: Annotated[
+        int | None,
+        Field(ge=1, description="Most tokens in one sequence. Default: what the model was made for."),
+    ] = None
+    max_batch_tokens: Annotated[
+        int,
+        Field(ge=1, description="Most tokens in one engine step; longer prompts are prefilled in chunks."),
+    ] = 512
+    max_running: Annotated[
+        int, Field(ge=1, description="Most requests that hold device blocks at the same time.")
+    ] = 64
+    kv_device_tokens: Annotated[
+        int | None,
+        Field(ge=1, description="Device KV pool in tokens. Default: a share of the machine's memory."),
+    ] = None
+    kv_host_bytes: Annotated[
+        int | None,
+        Field(
+            ge=0, description="Host KV tier in bytes, 0 for none. Default: a share of the machine's memory."
+        ),
+    ] = None
+    num_threads: Annotated[
+        int | None, Field(ge=1, description="Threads of the engine. Default: one for each core.")
+    ] = None
+
+
+class ServeSettings(EngineSettingsPart):
+    """Everything `keepwarm serve` can be told."""
+
+    host: Annotated[str, Field(description="Address to listen on.")] = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535, description="Port to listen on; 0 takes a free one.")] = 8000
+    api_key: Annotated[
+        tuple[str, ...], Field(description="Keys that open the API; none: it is open. May be repeated.")
+    ] = ()
+    chat_template: Annotated[
+        Path | None, Field(description="Jinja file used instead of the model's own chat template.")
+    ] = None
+    tool_format: Annotated[
+        str | None, Field(description="Parser for tool calls. Default: the one that fits the template.")
+    ] = None
+    max_body_bytes: Annotated[int, Field(ge=1, description="Largest request body.")] = 32 * 1024 * 1024
+    drain_timeout_s: Annotated[
+        float, Field(ge=0, description="Seconds that running requests get to finish after SIGTERM.")
+    ] = 30.0
+    worker: Annotated[WorkerPlace, Field(description="Where the engine runs.")] = WorkerPlace.PROCESS
+    decision_log: Annotated[
+        Path | None, Field(description="File that receives every decision, one JSON line each.")
+    ] = None
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error", "critical"], Field(description="Least level to log.")
+    ] = "info"
+    log_format: Annotated[
+        LogFormat | None, Field(description="Form of log lines. Default: console on a terminal, else JSON.")
+    ] = None
+
+    def engine_part(self) -> EngineSettingsPart:
+        """The settings that a worker process needs, without those of the gateway."""
+        names = EngineSettingsPart.model_fields.keys()
+        return EngineSettingsPart.model_validate({name: getattr(self, name) for name in names})

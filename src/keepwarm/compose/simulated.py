@@ -1,0 +1,49 @@
+"""Owns the simulated root: the shared core with virtual time, priced steps and counted bytes.
+
+Never defines a policy. Called by tests and by `keepwarm replay`.
+"""
+
+from collections.abc import Callable, Mapping
+
+from keepwarm.compose.parts import DecisionSink, EngineLimits, build_engine_loop, build_intake, counting_ids
+from keepwarm.core.blocks import Tier
+from keepwarm.core.ids import WorkerId
+from keepwarm.engine.executor import Executor
+from keepwarm.sim.loop import SimulatedWorker, Simulation
+from keepwarm.store.tiers.counted import CountedBlockStore
+
+
+def build_simulation(
+    *,
+    executors: Mapping[WorkerId, Executor],
+    num_slots: Mapping[Tier, int],
+    limits: EngineLimits,
+    on_decision: DecisionSink,
+    new_request_id: Callable[[], str] | None = None,
+    bytes_per_s: float = float("inf"),
+) -> Simulation:
+    """One simulated worker for each executor, all with the same tiers of `num_slots` blocks."""
+    workers = [
+        SimulatedWorker(
+            worker_id=worker_id,
+            info=executor.info,
+            engine=build_engine_loop(
+                executor=executor,
+                block_store=CountedBlockStore(
+                    block_bytes=executor.info.kv_bytes_per_token * executor.info.block_size,
+                    num_slots=num_slots,
+                    bytes_per_s=bytes_per_s,
+                ),
+                limits=limits,
+                on_decision=on_decision,
+            ),
+        )
+        for worker_id, executor in executors.items()
+    ]
+    intake, router = build_intake(
+        workers=workers,
+        on_decision=on_decision,
+        new_request_id=new_request_id or counting_ids("r"),
+        new_session_id=counting_ids("s"),
+    )
+    return Simulation(intake=intake, router=router, workers=workers)

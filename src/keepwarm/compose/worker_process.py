@@ -1,0 +1,59 @@
+"""Owns the inside of a worker process: engine, loop and ZeroMQ server, until its parent goes away.
+
+Never talks HTTP. Started by `compose.supervisor` through `keepwarm worker`.
+"""
+
+import asyncio
+import sys
+
+from keepwarm.compose.clock import MonotonicClock
+from keepwarm.compose.engines import Engine, build_engine
+from keepwarm.compose.parts import DecisionSink, EngineLimits, build_engine_loop
+from keepwarm.compose.settings import EngineSettingsPart
+from keepwarm.core.ids import WorkerId
+from keepwarm.observe.record import DecisionRecord
+from keepwarm.workers.local import LocalWorker
+from keepwarm.workers.runners import ThreadStepRunner
+from keepwarm.workers.server import WorkerServer
+
+
+def build_local_worker(
+    engine: Engine, settings: EngineSettingsPart, on_decision: DecisionSink, *, worker_id: WorkerId
+) -> LocalWorker:
+    loop = build_engine_loop(
+        executor=engine.executor,
+        block_store=engine.block_store,
+        limits=EngineLimits(max_batch_tokens=settings.max_batch_tokens, max_running=settings.max_running),
+        on_decision=on_decision,
+    )
+    return LocalWorker(
+        worker_id=worker_id,
+        info=engine.executor.info,
+        engine=loop,
+        clock=MonotonicClock(),
+        runner=ThreadStepRunner(),
+    )
+
+
+async def run_worker(settings: EngineSettingsPart, endpoint: str, worker_id: WorkerId) -> None:
+    """Serve on `endpoint` until standard input is closed, which is how the end of the parent shows."""
+    engine = build_engine(settings)
+    record = DecisionRecord(lambda line: server.record(line), max_lines=0)
+    worker = build_local_worker(engine, settings, record, worker_id=worker_id)
+    server = WorkerServer(worker, endpoint)
+    worker.start()
+    serving = asyncio.create_task(server.serve())
+    parent = asyncio.create_task(_parent_gone())
+    await asyncio.wait([serving, parent], return_when=asyncio.FIRST_COMPLETED)
+    for task in (serving, parent):
+        task.cancel()
+    await asyncio.gather(serving, parent, return_exceptions=True)
+    await server.close()
+
+
+async def _parent_gone() -> None:
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    while await reader.read(1024):
+        pass

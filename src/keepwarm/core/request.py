@@ -1,0 +1,128 @@
+"""Owns the nouns of one model call: Request, SamplingParams, SessionRef, Hints, Usage.
+
+Never parses a wire format and never computes anything. Built by the gateway, read by every later stage.
+All of these cross process borders, so fields are plain data (msgspec encodes dataclasses as they are).
+"""
+
+import enum
+from dataclasses import dataclass, field
+
+from keepwarm.core.blocks import BlockKey, Tier
+from keepwarm.core.ids import DEFAULT_TENANT, RequestId, SessionId, TenantId, WorkflowId
+
+
+class FinishReason(enum.StrEnum):
+    """Why generation ended. Each accepted request ends in exactly one of these."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    ERROR = "error"
+
+
+class SessionSource(enum.StrEnum):
+    """How the session of a request was learnt, most trusted first."""
+
+    HEADER = "header"
+    HINT = "hint"
+    LINEAGE = "lineage"
+    NEW = "new"
+
+
+class Reuse(enum.StrEnum):
+    """Whether a request may use and leave behind cached blocks. OFF is the cold baseline of benchmarks."""
+
+    ON = "on"
+    OFF = "off"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How the next token is chosen. Defaults are those of the OpenAI API; temperature 0 means greedy."""
+
+    max_tokens: int
+    """Most tokens to generate, at least 1."""
+    min_tokens: int = 0
+    """End-of-sequence and stop ids cannot be produced before this many tokens."""
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 keeps all."""
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    """Same seed, same prompt, same parameters: same tokens, whatever else is in the batch."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Includes the model's own end-of-sequence ids unless the client asked to ignore them."""
+    num_logprobs: int | None = None
+    """None: no log-probabilities. 0: of the chosen token only. n: also of the n most likely."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionRef:
+    """The agent conversation that a request belongs to."""
+
+    session_id: SessionId
+    workflow_id: WorkflowId
+    parent_session_id: SessionId | None = None
+    is_final: bool = False
+    source: SessionSource = SessionSource.NEW
+    confidence: float = 1.0
+    """1 when stated by the client; below 1 when inferred from lineage."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hints:
+    """Advice from the client (`nvext.agent_hints` and friends). Never affects correctness."""
+
+    priority: int = 0
+    strict_priority: int = 0
+    num_expected_output_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One model call after protocol and template."""
+
+    request_id: RequestId
+    model: str
+    token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    session: SessionRef
+    block_root: BlockKey = BlockKey(b"")
+    """`Namespace.root()` of the request: the worker continues the chain for generated tokens."""
+    prompt_keys: tuple[BlockKey, ...] = ()
+    """Keys of the full blocks of `token_ids`."""
+    tenant_id: TenantId = DEFAULT_TENANT
+    arrival_s: float = 0.0
+    deadline_s: float | None = None
+    hints: Hints = field(default_factory=Hints)
+    reuse: Reuse = Reuse.ON
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """What a request cost, counted by the worker that ran it."""
+
+    num_prompt_tokens: int = 0
+    num_output_tokens: int = 0
+    num_prefilled_tokens: int = 0
+    """Prompt tokens computed, including those computed again after a preemption."""
+    cached_by_tier: dict[Tier, int] = field(default_factory=dict)
+    """Prompt tokens found warm, by the tier they were found on. Tiers without hits are left out."""
+
+    @property
+    def num_cached_tokens(self) -> int:
+        return sum(self.cached_by_tier.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """Instants of a request's life on its worker's clock, in seconds."""
+
+    arrival_s: float
+    admitted_s: float | None = None
+    first_token_s: float | None = None
+    finished_s: float | None = None

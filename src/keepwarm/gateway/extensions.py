@@ -1,0 +1,78 @@
+"""Owns the body fields beyond either dialect: `nvext`, `keepwarm`, `cache_salt`, and the tenant headers.
+
+Never identifies a session (see `identity`). Called by both dialects' `translate`.
+"""
+
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+from keepwarm.core.ids import DEFAULT_TENANT, TenantId
+from keepwarm.core.request import Hints, Reuse
+from keepwarm.gateway.answer import Extras
+from keepwarm.gateway.identity import usable_id
+from keepwarm.gateway.sampling import check_int
+
+_CACHED_BY_TIER = "cached_by_tier"
+_INT32 = 2**31 - 1
+
+
+class AgentHints(Struct):
+    """`nvext.agent_hints`. Unknown hints are ignored."""
+
+    priority: int | None = None
+    strict_priority: int | None = None
+    osl: int | None = None
+
+
+class Nvext(Struct):
+    agent_hints: AgentHints | None = None
+    cache_salt: str | None = None
+    extra_fields: list[str] | None = None
+
+
+class KeepwarmOptions(Struct):
+    """The body's `keepwarm` object."""
+
+    reuse: bool | None = None
+    cached_by_tier: bool | None = None
+
+
+def hints_of(nvext: Nvext | None) -> Hints:
+    """Raises InvalidRequest for a hint out of its range."""
+    given = nvext.agent_hints if nvext is not None else None
+    if given is None:
+        return Hints()
+    place = "nvext.agent_hints"
+    return Hints(
+        priority=check_int(f"{place}.priority", given.priority, -_INT32 - 1, _INT32) or 0,
+        strict_priority=check_int(f"{place}.strict_priority", given.strict_priority, 0, 2 * _INT32 + 1) or 0,
+        num_expected_output_tokens=check_int(f"{place}.osl", given.osl, 0, _INT32),
+    )
+
+
+def tenant_of(headers: Mapping[str, str]) -> TenantId:
+    tenant = usable_id(headers.get("x-tenant-id"))
+    return DEFAULT_TENANT if tenant is None else TenantId(tenant)
+
+
+def salt_of(headers: Mapping[str, str], nvext: Nvext | None, cache_salt: str | None) -> str:
+    """The cache namespace that the request asks for.
+
+    A tenant header and a salt in the body are combined: a request never shares more than either asks for.
+    """
+    tenant = usable_id(headers.get("x-tenant-id")) or ""
+    salt = (nvext.cache_salt if nvext is not None else None) or cache_salt or ""
+    return f"{len(tenant)}:{tenant}:{salt}" if tenant and salt else tenant or salt
+
+
+def reuse_of(options: KeepwarmOptions | None) -> Reuse:
+    return Reuse.OFF if options is not None and options.reuse is False else Reuse.ON
+
+
+def extras_of(headers: Mapping[str, str], nvext: Nvext | None, options: KeepwarmOptions | None) -> Extras:
+    """Which response fields were asked for, in any of the three ways."""
+    named = {part.strip() for part in headers.get("x-keepwarm-extra", "").split(",")}
+    named.update((nvext.extra_fields if nvext is not None else None) or ())
+    wanted = _CACHED_BY_TIER in named or (options is not None and options.cached_by_tier is True)
+    return Extras(cached_by_tier=wanted)

@@ -1,0 +1,1 @@
+"""Tool-call parsers. The laws are in `base`, the names in `registry`."""

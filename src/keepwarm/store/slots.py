@@ -1,0 +1,42 @@
+"""Owns which slots of one tier are free.
+
+Never knows what a slot holds. Used only by `store.manager`.
+"""
+
+
+class SlotPool:
+    """Slots 0 to `num_slots` - 1 of one tier; the lowest free slot is given first.
+
+    Low and consecutive slots matter on the device: attention reads a run of consecutive blocks in place,
+    without gathering it.
+    """
+
+    def __init__(self, num_slots: int) -> None:
+        self.num_slots = num_slots
+        self._free = list(range(num_slots - 1, -1, -1))
+        self._is_sorted = True
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def take(self, num_slots: int) -> list[int]:
+        """`num_slots` free slots; the caller has checked `num_free`."""
+        if num_slots > len(self._free):
+            raise RuntimeError(f"asked for {num_slots} slots, {len(self._free)} are free")
+        if not num_slots:
+            return []
+        if not self._is_sorted:
+            self._free.sort(reverse=True)
+            self._is_sorted = True
+        taken = self._free[-num_slots:]
+        del self._free[-num_slots:]
+        taken.reverse()
+        return taken
+
+    def give_back(self, slots: list[int]) -> None:
+        self._free.extend(slots)
+        self._is_sorted = len(self._free) <= 1
+
+    def free_slots(self) -> frozenset[int]:
+        return frozenset(self._free)

@@ -1,0 +1,25 @@
+"""Owns HostArena: the memory of the host tier, one anonymous mapping cut into block slots.
+
+Never knows what a slot holds. Read and written by `store.tiers.local` only. Pages cost memory from their
+first use on, so an unused budget is free.
+"""
+
+import mmap
+
+
+class HostArena:
+    def __init__(self, *, num_slots: int, block_bytes: int) -> None:
+        self.num_slots = num_slots
+        self._block_bytes = block_bytes
+        self._mapping = mmap.mmap(-1, num_slots * block_bytes) if num_slots else None
+        self._view = memoryview(self._mapping) if self._mapping else memoryview(b"")
+
+    def slot(self, index: int) -> memoryview:
+        """The bytes of one slot; valid until `close`."""
+        start = index * self._block_bytes
+        return self._view[start : start + self._block_bytes]
+
+    def close(self) -> None:
+        self._view.release()
+        if self._mapping:
+            self._mapping.close()

@@ -1,0 +1,173 @@
+"""Owns LocalWorker: an engine loop behind the Worker protocol, in this process.
+
+Never schedules: it feeds requests into `workers.engine_loop` and carries events out. All state is touched
+on the event loop only; just `EngineLoop.execute` may run elsewhere, as `StepRunner` decides. Built by
+`compose`; also what a worker process runs behind `workers.server`.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from typing import Protocol
+
+import structlog
+
+from keepwarm.core.clock import Clock
+from keepwarm.core.errors import Overloaded
+from keepwarm.core.events import BlockEvent, RequestEvent, RequestFinished, TokensGenerated, WorkerEvent
+from keepwarm.core.ids import RequestId, WorkerId
+from keepwarm.core.request import FinishReason, Request, Timing, Usage
+from keepwarm.engine.executor import ModelInfo
+from keepwarm.scheduling.plan import StepPlan, StepResult
+from keepwarm.store.block import Move
+from keepwarm.store.tiers.base import MoveOutcome
+from keepwarm.workers.engine_loop import EngineLoop
+from keepwarm.workers.worker import WorkerHealth, WorkerStats
+
+StepOutcome = tuple[StepResult, list[tuple[Move, MoveOutcome]]]
+Streams = dict[RequestId, asyncio.Queue[RequestEvent]]
+
+
+class StepRunner(Protocol):
+    """How the time of a step passes: on a thread of its own, or on a virtual clock."""
+
+    async def settle(self) -> None:
+        """Let everything that happens at this instant happen before the next step is planned."""
+        ...
+
+    async def run(self, execute: Callable[[StepPlan], StepOutcome], plan: StepPlan) -> StepOutcome: ...
+
+    def close(self) -> None: ...
+
+
+class LocalWorker:
+    def __init__(
+        self, *, worker_id: WorkerId, info: ModelInfo, engine: EngineLoop, clock: Clock, runner: StepRunner
+    ) -> None:
+        self._worker_id = worker_id
+        self._info = info
+        self._engine = engine
+        self._clock = clock
+        self._runner = runner
+        self._health = WorkerHealth.STARTING
+        self._streams: Streams = {}
+        self._block_listeners: set[asyncio.Queue[BlockEvent]] = set()
+        self._has_work = asyncio.Event()
+        self._is_idle = asyncio.Event()
+        self._is_idle.set()
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def worker_id(self) -> WorkerId:
+        return self._worker_id
+
+    @property
+    def info(self) -> ModelInfo:
+        return self._info
+
+    @property
+    def health(self) -> WorkerHealth:
+        return self._health
+
+    def start(self) -> None:
+        """Begin serving; must be called on a running event loop."""
+        self._task = asyncio.create_task(self._serve(), name=f"engine loop of {self._worker_id}")
+        self._health = WorkerHealth.READY
+
+    async def generate(self, request: Request) -> AsyncGenerator[RequestEvent]:
+        if self._health is not WorkerHealth.READY:
+            raise Overloaded(f"worker {self._worker_id} is {self._health} and accepts no new requests")
+        queue: asyncio.Queue[RequestEvent] = asyncio.Queue()
+        self._streams[request.request_id] = queue
+        self._engine.submit(request, self._clock.now_s())
+        self._wake()
+        try:
+            while True:
+                event = await queue.get()
+                yield event
+                if isinstance(event, RequestFinished):
+                    return
+        finally:
+            self._streams.pop(request.request_id, None)
+            self.cancel(request.request_id)
+
+    def cancel(self, request_id: RequestId) -> None:
+        self._engine.cancel(request_id, self._clock.now_s())
+        self._wake()
+
+    async def block_events(self) -> AsyncIterator[BlockEvent]:
+        queue: asyncio.Queue[BlockEvent] = asyncio.Queue()
+        self._block_listeners.add(queue)
+        try:
+            while True:
+                yield await queue.get()
+        finally:
+            self._block_listeners.discard(queue)
+
+    async def stats(self) -> WorkerStats:
+        return self._engine.stats()
+
+    async def drain(self) -> None:
+        if self._health is WorkerHealth.READY:
+            self._health = WorkerHealth.DRAINING
+        await self._is_idle.wait()
+
+    async def close(self) -> None:
+        self._health = WorkerHealth.LOST
+        if self._task:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        for request_id, queue in self._streams.items():
+            queue.put_nowait(_ended_by_close(request_id, self._clock.now_s()))
+        self._runner.close()
+        self._engine.close()
+
+    def _wake(self) -> None:
+        self._is_idle.clear()
+        self._has_work.set()
+
+    async def _serve(self) -> None:
+        while True:
+            await self._has_work.wait()
+            self._has_work.clear()
+            try:
+                await self._run_until_idle()
+            except Exception:
+                # A bug in planning must not strand clients: every open request gets its terminal event.
+                structlog.get_logger("keepwarm.workers").exception(
+                    "engine_loop_failed", worker=self._worker_id
+                )
+                for request_id in list(self._streams):
+                    self._engine.cancel(request_id, self._clock.now_s())
+                self._publish(self._engine.take_events(self._clock.now_s()))
+            self._is_idle.set()
+
+    async def _run_until_idle(self) -> None:
+        while True:
+            # A closed-loop client's next request should join the next step, not miss it by a moment.
+            await self._runner.settle()
+            plan = self._engine.begin(self._clock.now_s())
+            self._publish(self._engine.take_events(self._clock.now_s()))
+            if plan is None:
+                return
+            result, outcomes = await self._runner.run(self._engine.execute, plan)
+            self._publish(self._engine.end(plan, result, outcomes, self._clock.now_s()))
+
+    def _publish(self, events: list[WorkerEvent]) -> None:
+        for event in events:
+            if isinstance(event, TokensGenerated | RequestFinished):
+                if queue := self._streams.get(event.request_id):
+                    queue.put_nowait(event)
+            else:
+                for listener in self._block_listeners:
+                    listener.put_nowait(event)
+
+
+def _ended_by_close(request_id: RequestId, now_s: float) -> RequestFinished:
+    return RequestFinished(
+        request_id=request_id,
+        reason=FinishReason.ERROR,
+        usage=Usage(),
+        timing=Timing(arrival_s=now_s, finished_s=now_s),
+        error_code="worker_lost",
+        error_message="the worker was closed before the request ended. Send it again.",
+    )

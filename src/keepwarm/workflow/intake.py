@@ -1,0 +1,72 @@
+"""Owns Intake: the synchronous way from a draft to a request with a session and a worker.
+
+Never waits and never reads a clock. Driven by `workflow.service` (live) and `sim.loop` (virtual time), so
+both take the very same decisions.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from keepwarm.core.blocks import Namespace, extend_chain
+from keepwarm.core.decision import Decision
+from keepwarm.core.errors import ModelNotFound
+from keepwarm.core.ids import RequestId, WorkerId
+from keepwarm.core.request import Request
+from keepwarm.engine.executor import ModelInfo
+from keepwarm.routing.router import Router
+from keepwarm.workflow.draft import Draft
+from keepwarm.workflow.lineage import PromptTrail
+from keepwarm.workflow.sessions import SessionTable
+
+
+class Intake:
+    def __init__(
+        self,
+        *,
+        models: Mapping[str, ModelInfo],
+        sessions: SessionTable,
+        router: Router,
+        new_request_id: Callable[[], str],
+        on_decision: Callable[[float, Decision[Any]], None],
+    ) -> None:
+        self.models = models
+        self._sessions = sessions
+        self._router = router
+        self._new_request_id = new_request_id
+        self._on_decision = on_decision
+
+    def accept(self, draft: Draft, now_s: float) -> tuple[Request, WorkerId]:
+        """The request made of `draft` and the worker it must be sent to.
+
+        Raises ModelNotFound or Overloaded; the router counts the request until `Router.on_ended`.
+        """
+        info = self.models.get(draft.model)
+        if info is None:
+            raise ModelNotFound(
+                f"no worker serves the model {draft.model!r}; served: {', '.join(self.models)}", param="model"
+            )
+        root = Namespace(model=info.fingerprint, block_size=info.block_size, salt=draft.cache_salt).root()
+        keys = extend_chain(root, root, draft.token_ids, info.block_size)
+        request_id = RequestId(self._new_request_id())
+        trail = PromptTrail(root=root, keys=keys, token_ids=draft.token_ids, block_size=info.block_size)
+        session = self._sessions.resolve(
+            request_id, draft.identity, trail, tenant_id=draft.tenant_id, now_s=now_s
+        )
+        self._on_decision(now_s, session)
+        request = Request(
+            request_id=request_id,
+            model=draft.model,
+            token_ids=draft.token_ids,
+            sampling=draft.sampling,
+            session=session.choice,
+            block_root=root,
+            prompt_keys=tuple(keys),
+            tenant_id=draft.tenant_id,
+            arrival_s=now_s,
+            deadline_s=None if draft.deadline_s is None else now_s + draft.deadline_s,
+            hints=draft.hints,
+            reuse=draft.reuse,
+        )
+        route = self._router.route(request)
+        self._on_decision(now_s, route)
+        return request, route.choice

@@ -21,7 +21,7 @@ def main() -> None:
     args = parser.parse_args()
     params = xllamacpp.CommonParams()
     params.model.path = args.model
-    params.hostname = "127.0.0.1"
+    params.hostnames = ["127.0.0.1"]
     params.port = args.port
     params.n_parallel = args.slots
     params.n_ctx = args.context

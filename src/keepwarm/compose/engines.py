@@ -19,7 +19,6 @@ from keepwarm.supply.catalogue import KNOWN_MODELS
 from keepwarm.supply.models import resolve_model
 from keepwarm.testing import ScriptedExecutor
 
-
 SCRIPTED_VOCAB_SIZE = 265
 """Of `keepwarm.testing.text.byte_text_assets`, the tokenizer that goes with the scripted engine."""
 

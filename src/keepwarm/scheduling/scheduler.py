@@ -186,11 +186,11 @@ class Scheduler:
 
     def _admit(self, sequence: Sequence, now_s: float) -> bool:
         block_size = self._settings.block_size
-        keys = sequence.matchable_keys(block_size)
-        num_hits = sum(answer.presence is Presence.HIT for answer in self._blocks.lookup(keys))
+        looked_up = self._blocks.lookup(sequence.matchable_keys(block_size))
+        num_hits = sum(answer.presence is Presence.HIT for answer in looked_up)
         num_blocks = self._num_blocks(len(sequence.tokens))
         lease = self._blocks.acquire(
-            sequence.request.request_id, keys, num_hits=num_hits, num_blocks=num_blocks, now_s=now_s
+            sequence.request.request_id, sequence.keys, num_hits=num_hits, num_blocks=num_blocks, now_s=now_s
         )
         if lease is None:
             return False

@@ -6,12 +6,14 @@ Never reads real time. Used by tests and by the parity run; the simulator has it
 import asyncio
 import heapq
 
+import anyio.to_thread
+
 
 class ManualClock:
     """Time stands still until every task waits; then it jumps to the earliest sleeper.
 
-    `run_until_quiet` drives it. Tasks may only wait on this clock and on each other: waiting for a socket
-    or a thread would look like quiet.
+    `run_until_quiet` drives it. Tasks may only wait on this clock, on each other and on anyio's threads:
+    waiting for a socket would look like quiet.
     """
 
     def __init__(self, start_s: float = 0.0) -> None:
@@ -36,6 +38,9 @@ class ManualClock:
         while True:
             for _ in range(num_spins):
                 await asyncio.sleep(0)
+            if anyio.to_thread.current_default_thread_limiter().borrowed_tokens:
+                await asyncio.sleep(0.001)  # real time: a thread is at work for some task
+                continue
             self._sleepers = [sleeper for sleeper in self._sleepers if not sleeper[2].done()]
             heapq.heapify(self._sleepers)
             if not self._sleepers:

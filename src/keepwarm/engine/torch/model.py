@@ -17,7 +17,6 @@ from torch.nn import functional
 
 from keepwarm.engine.torch.attention import Attention
 from keepwarm.engine.torch.attention_plan import AttentionPlan
-from keepwarm.engine.torch.config import ModelConfig
 from keepwarm.engine.torch.linear import Linear
 from keepwarm.engine.torch.rotary import rotary_table
 from keepwarm.engine.torch.weights import LayerWeights, ModelWeights

@@ -119,6 +119,7 @@ async def test_stop_reasons(body: dict[str, Any], text: str, reason: str, sequen
     assert (got["stop_reason"], got["stop_sequence"]) == (reason, sequence)
     seen = await post(says("one two"), stream=True, **body)
     assert seen.data[-2]["delta"] == {"stop_reason": reason, "stop_sequence": sequence}
+    assert seen.event_names[-3:] == ["content_block_stop", "message_delta", "message_stop"]
 
 
 async def test_tool_use_and_tool_result_are_rendered() -> None:

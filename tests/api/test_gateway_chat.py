@@ -222,7 +222,8 @@ async def test_every_sampling_field_arrives() -> None:
     source = says("a")
     await answer(
         source, max_tokens=9, min_tokens=2, temperature=0, top_p=0.5, top_k=4, min_p=0.1,
-        presence_penalty=1, frequency_penalty=-1, repetition_penalty=1.5, seed=3, stop_token_ids=[65], logprobs=True, top_logprobs=5,
+        presence_penalty=1, frequency_penalty=-1, repetition_penalty=1.5, seed=3,
+        stop_token_ids=[65], logprobs=True, top_logprobs=5,
     )  # fmt: skip
     got = source.drafts[0].sampling
     assert (got.max_tokens, got.min_tokens, got.temperature, got.top_p, got.top_k) == (9, 2, 0.0, 0.5, 4)

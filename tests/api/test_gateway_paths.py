@@ -218,9 +218,26 @@ async def test_a_crash_is_logged_with_its_request_id_and_the_client_learns_only_
     seen = await exchange(build_app(scripted_gateway(source)), "/v1/messages", BODY)
     crash, access = parsed(log_lines)
     assert (crash["event"], crash["level"]) == ("request_crashed", "error")
-    assert "inner detail" in json.dumps(crash["exception"])
+    assert "ZeroDivisionError: inner detail" in crash["exception"]
+    assert "s3cret" not in log_lines.getvalue()
     assert crash["request_id"] == access["request_id"] == json.loads(seen.body)["request_id"]
     assert b"inner detail" not in seen.body
+
+
+@pytest.mark.parametrize("log_format", list(LogFormat))
+def test_a_traceback_shows_no_local_variables(log_lines: io.StringIO, log_format: LogFormat) -> None:
+    configure_logging("info", log_format, log_lines)
+
+    def fails(prompt: str) -> None:
+        raise ValueError("inner detail")
+
+    for log in (structlog.get_logger(), logging.getLogger("some.library")):
+        try:
+            fails("".join(["s3", "cret"]))
+        except ValueError:
+            log.exception("crashed")
+    assert log_lines.getvalue().count("ValueError: inner detail") == 2
+    assert "s3cret" not in log_lines.getvalue()
 
 
 def test_standard_library_lines_have_the_same_form(log_lines: io.StringIO) -> None:

@@ -3,6 +3,7 @@
 Never measures itself: `tuning` does. Mounted by `cli.main`.
 """
 
+import importlib.util
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -12,7 +13,7 @@ from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
 from keepwarm.cli.progress import pull_progress
-from keepwarm.core.errors import RequestFailed
+from keepwarm.core.errors import MissingExtra, RequestFailed
 from keepwarm.supply.catalogue import DEFAULT_MODEL_NAME
 from keepwarm.supply.models import resolve_model
 from keepwarm.tuning.bench_cells import DEFAULT_CELLS, parse_cell
@@ -54,6 +55,8 @@ def engine(
     weights
         Precision of our linear layers.
     """
+    if importlib.util.find_spec("torch") is None:
+        raise MissingExtra("measuring the embedded engine", "engine")
     parsed = [parse_cell(name) for name in cells]
     with pull_progress() as on_progress:
         path = resolve_model(model, on_progress=on_progress)

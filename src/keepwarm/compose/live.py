@@ -78,7 +78,7 @@ async def running_server(settings: ServeSettings) -> AsyncIterator[RunningServer
         http = _HttpServer(_uvicorn_config(gateway))
         serving = asyncio.create_task(http.serve(sockets=[listener]), name="http server")
         stack.push_async_callback(_stop_http, http, serving)
-        while not http.started:
+        while not http.started:  # noqa: ASYNC110 uvicorn offers a flag, not an event
             await asyncio.sleep(0.01)
         port = listener.getsockname()[1]
         host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host

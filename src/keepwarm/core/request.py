@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from keepwarm.core.blocks import BlockKey, Tier
 from keepwarm.core.ids import DEFAULT_TENANT, RequestId, SessionId, TenantId, WorkflowId
 
+NO_BLOCKS = BlockKey(b"")
+
 
 class FinishReason(enum.StrEnum):
     """Why generation ended. Each accepted request ends in exactly one of these."""
@@ -91,7 +93,7 @@ class Request:
     token_ids: tuple[int, ...]
     sampling: SamplingParams
     session: SessionRef
-    block_root: BlockKey = BlockKey(b"")
+    block_root: BlockKey = NO_BLOCKS
     """`Namespace.root()` of the request: the worker continues the chain for generated tokens."""
     prompt_keys: tuple[BlockKey, ...] = ()
     """Keys of the full blocks of `token_ids`."""

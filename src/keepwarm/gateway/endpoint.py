@@ -22,6 +22,7 @@ from keepwarm.gateway.record import CallRecord
 from keepwarm.gateway.run import ChoiceDelta, ChoiceEvent, Sink, run_choices
 from keepwarm.gateway.service import Gateway
 from keepwarm.gateway.sse import EventStream, with_keep_alive
+from keepwarm.observe.logs import log_crash
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +133,7 @@ class ModelEndpoint:
                 raise
             record.error_code = error.code if isinstance(error, KeepwarmError) else "internal_error"
             if not isinstance(error, KeepwarmError):
-                self._gateway.log.error("request_crashed", request_id=record.request_id, exc_info=error)
+                log_crash(self._gateway.log, request_id=record.request_id, error=error)
             await stream.write(answer.failure(error))
             await stream.close()
             return False

@@ -13,7 +13,7 @@ from keepwarm.gateway.disconnect import ClientDisconnected
 from keepwarm.gateway.errors_http import HttpError, dialect_of, http_error
 from keepwarm.gateway.record import CallRecord
 from keepwarm.gateway.service import Gateway
-from keepwarm.observe.logs import log_access
+from keepwarm.observe.logs import log_access, log_crash
 
 _CLIENT_CLOSED = 499
 """Only in logs and metrics: nobody is left to read a status."""
@@ -83,7 +83,7 @@ class Envelope:
         failure = http_error(error, record.dialect, record.request_id)
         record.error_code = failure.code
         if not isinstance(error, KeepwarmError):
-            self._gateway.log.error("request_crashed", request_id=record.request_id, exc_info=error)
+            log_crash(self._gateway.log, request_id=record.request_id, error=error)
         if record.status:
             # The answer has begun: all that can be done is to end the connection, which the server does.
             raise error

@@ -1,4 +1,4 @@
-"""Owns how log lines look, and the one access line per request.
+"""Owns how log lines look, the one access line per request, and what a crash leaves behind.
 
 Never logs prompt or answer text, never a key. `configure_logging` is called once, by the command line.
 """
@@ -6,6 +6,7 @@ Never logs prompt or answer text, never a key. `configure_logging` is called onc
 import enum
 import logging
 import sys
+import traceback
 from typing import TextIO
 
 import structlog
@@ -39,9 +40,11 @@ def configure_logging(
     ]
     render: list[structlog.typing.Processor]
     if log_format is LogFormat.JSON:
-        render = [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer()]
+        render = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     else:
-        render = [structlog.dev.ConsoleRenderer(colors=out.isatty())]
+        # The default formatter prints local variables, and prompts with them.
+        plain = structlog.dev.plain_traceback
+        render = [structlog.dev.ConsoleRenderer(colors=out.isatty(), exception_formatter=plain)]
     structlog.configure(
         processors=[*shared, *render],
         wrapper_class=structlog.make_filtering_bound_logger(names[level.upper()]),
@@ -71,3 +74,11 @@ def log_access(
     known = {name: value for name, value in fields.items() if value is not None}
     write = log.debug if path in QUIET_PATHS and status < 500 else log.info
     write("request", path=path, status=status, **known)
+
+
+def log_crash(log: structlog.typing.FilteringBoundLogger, *, request_id: str, error: Exception) -> None:
+    """Write an exception that nobody expected, with its traceback as text.
+
+    Not as `exc_info`: a renderer that shows local variables would write prompts to the log.
+    """
+    log.error("request_crashed", request_id=request_id, exception="".join(traceback.format_exception(error)))

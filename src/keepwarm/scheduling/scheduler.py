@@ -78,8 +78,8 @@ class Scheduler:
         """Accept `request`. Raises ContextTooLong when it could never run here."""
         if len(request.token_ids) >= self._max_len:
             raise ContextTooLong(
-                f"the prompt has {len(request.token_ids)} tokens; this worker has room for {self._max_len - 1} and "
-                "one generated token. Shorten the prompt or start the server with a larger --kv-device-tokens.",
+                f"the prompt has {len(request.token_ids)} tokens; this worker has room for {self._max_len - 1} "
+                "and one generated token. Shorten the prompt or start the server with a larger --kv-device-tokens.",
                 param="messages",
             )
         sequence = Sequence.of(request)

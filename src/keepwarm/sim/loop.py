@@ -60,7 +60,7 @@ class Simulation:
         upcoming = iter(arrivals)
         self._arrive_next(upcoming)
         while self._agenda:
-            self.now_s, kind, _, subject = heapq.heappop(self._agenda)
+            self.now_s, _, _, subject = heapq.heappop(self._agenda)
             if isinstance(subject, Arrival):
                 self._arrive_next(upcoming)
                 self._accept(subject)

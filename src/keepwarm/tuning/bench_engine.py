@@ -104,7 +104,7 @@ def make_rows(
 ) -> list[Row]:
     """Medians, ratios and shares. `facts` are the engines' own words about themselves."""
     medians = {key: statistics.median(values) for key, values in samples.items()}
-    limits = _limits(medians)
+    limits = _limits(samples)
     shape = _shape(facts)
     rows: list[Row] = []
     for (engine, name), values in samples.items():
@@ -223,12 +223,14 @@ def _run_rounds(plan: Plan, processes: Mapping[str, EngineProcess], tell: Tell, 
     return samples
 
 
-def _limits(medians: Mapping[tuple[str, str], float]) -> Limits | None:
-    if any((LIMIT, name) not in medians for name in LIMIT_CELLS):
+def _limits(samples: Mapping[tuple[str, str], Sequence[float]]) -> Limits | None:
+    """The best of all runs: a limit is what the machine can do, also when something else was running."""
+    if any((LIMIT, name) not in samples for name in LIMIT_CELLS):
         return None
+    best = {name: max(samples[LIMIT, name]) for name in LIMIT_CELLS}
     return Limits(
-        memory_bytes_per_s=medians[LIMIT, "memory_read"],
-        gemm_per_s={"fp32": medians[LIMIT, "gemm_fp32"], "int8": medians[LIMIT, "gemm_int8"]},
+        memory_bytes_per_s=best["memory_read"],
+        gemm_per_s={"fp32": best["gemm_fp32"], "int8": best["gemm_int8"]},
     )
 
 

@@ -92,7 +92,7 @@ class EngineProgram:
             case "prefill":
                 return {"seconds": self._prefill([command["prompt"]])[0]}
             case "decode":
-                return {"seconds": self._decode(command["contexts"], command["num_tokens"])}
+                return {"seconds": self._decode(command["contexts"], command["num_tokens"])[0]}
             case "prefix_reuse":
                 return self._prefix_reuse(command["first"], command["new"])
         raise ValueError(f"unknown op {command['op']!r}")
@@ -109,8 +109,10 @@ class EngineProgram:
             tokens += sampled
         return time.perf_counter() - started_s, tokens
 
-    def _decode(self, contexts: Sequence[Sequence[int]], num_tokens: int) -> float:
+    def _decode(self, contexts: Sequence[Sequence[int]], num_tokens: int) -> tuple[float, list[list[int]]]:
+        """Seconds of `num_tokens` steps, and what each step sampled after the prefill's own tokens."""
         _, tokens = self._prefill(contexts, extra=num_tokens)
+        history = [tokens]
         started_s = time.perf_counter()
         for step in range(num_tokens):
             tokens = self._step(
@@ -119,7 +121,8 @@ class EngineProgram:
                     for row, context in enumerate(contexts)
                 ]
             )
-        return time.perf_counter() - started_s
+            history.append(tokens)
+        return time.perf_counter() - started_s, history
 
     def _chunk(self, row: int, token_ids: Sequence[int], start: int, length: int, is_sampled: bool) -> Chunk:
         """Each row has its own run of blocks, long enough for `length` positions."""
@@ -145,28 +148,31 @@ class EngineProgram:
 
     def _prefix_reuse(self, first: list[int], new: list[int]) -> Answer:
         """Time to first token of a second turn, cold and with the first turn's KV at hand."""
+        loop = self._new_loop()
+        answer, _ = self._turn(loop, "first", first, ANSWER_TOKENS, is_reused=True)
+        second = [*first, *answer, *new]
+        _, cold_s = self._turn(loop, "cold", second, 1, is_reused=False)
+        _, warm_s = self._turn(loop, "warm", second, 1, is_reused=True)
+        return {"cold_s": cold_s, "warm_s": warm_s}
+
+    def _new_loop(self) -> EngineLoop:
+        """Scheduler and store without any past. Never closed: that would close the executor, which lives on."""
         info = self._executor.info
         num_blocks = self._block_store.num_slots(Tier.DEVICE)
         blocks = BlockManager(num_device_blocks=num_blocks, num_host_blocks=0, new_policy=LeafLru)
         settings = SchedulerSettings(
             block_size=info.block_size, max_batch_tokens=STEP_TOKENS, max_model_len=info.max_model_len
         )
-        # Not closed: it would close the executor, which lives on.
-        loop = EngineLoop(
+        return EngineLoop(
             scheduler=Scheduler(settings=settings, blocks=blocks, order=PriorityOrder()),
             blocks=blocks,
             block_store=self._block_store,
             executor=self._executor,
             on_decision=lambda now_s, decision: None,
         )
-        answer, _ = self._turn(loop, "first", first, ANSWER_TOKENS, Reuse.ON)
-        second = [*first, *answer, *new]
-        _, cold_s = self._turn(loop, "cold", second, 1, Reuse.OFF)
-        _, warm_s = self._turn(loop, "warm", second, 1, Reuse.ON)
-        return {"cold_s": cold_s, "warm_s": warm_s}
 
     def _turn(
-        self, loop: EngineLoop, name: str, token_ids: list[int], max_tokens: int, reuse: Reuse
+        self, loop: EngineLoop, name: str, token_ids: list[int], max_tokens: int, *, is_reused: bool
     ) -> tuple[list[int], float]:
         """Run one request to its end; its tokens, and the seconds to the first of them."""
         info = self._executor.info
@@ -181,7 +187,7 @@ class EngineProgram:
             block_root=root,
             prompt_keys=tuple(extend_chain(root, root, token_ids, info.block_size)),
             arrival_s=started_s,
-            reuse=reuse,
+            reuse=Reuse.ON if is_reused else Reuse.OFF,
         )
         loop.submit(request, started_s)
         tokens: list[int] = []

@@ -60,7 +60,12 @@ class Attention:
                     padded.narrow(2, 0, tile.num_rows).copy_(rows)
                     rows = padded
                 result = _flash(
-                    rows, keys.narrow(2, 0, num_keys), values.narrow(2, 0, num_keys), 0.0, False, attn_mask=tile.bias
+                    rows,
+                    keys.narrow(2, 0, num_keys),
+                    values.narrow(2, 0, num_keys),
+                    0.0,
+                    False,
+                    attn_mask=tile.bias,
                 )[0]
                 target.narrow(2, tile.first_row, tile.num_rows).copy_(result.narrow(2, 0, tile.num_rows))
         return out
@@ -77,7 +82,9 @@ class Attention:
         results = []
         for index, single in enumerate(singles):
             keys, values = self._read(kv, single.keys)
-            results.append(_flash(rows.narrow(0, index, 1), keys, values, 0.0, False, attn_mask=single.bias)[0])
+            results.append(
+                _flash(rows.narrow(0, index, 1), keys, values, 0.0, False, attn_mask=single.bias)[0]
+            )
         joined = results[0] if num_rows == 1 else torch.cat(results)
         return joined.narrow(2, 0, group).reshape(num_rows, self._width)
 

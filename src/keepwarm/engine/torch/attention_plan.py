@@ -100,7 +100,11 @@ class AttentionPlanner:
                 sampled_rows.append(row - 1)
                 sampled_singles.append(single)
         return AttentionPlan(
-            row, tuple(singles), tuple(tiles), torch.tensor(sampled_rows, dtype=torch.long), tuple(sampled_singles)
+            row,
+            tuple(singles),
+            tuple(tiles),
+            torch.tensor(sampled_rows, dtype=torch.long),
+            tuple(sampled_singles),
         )
 
     def _key_range(self, block_ids: Sequence[int], num_keys: int) -> KeyRange:

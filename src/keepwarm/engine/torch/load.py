@@ -17,6 +17,7 @@ from keepwarm.engine.torch.attention_plan import AttentionPlanner
 from keepwarm.engine.torch.gguf import read_gguf
 from keepwarm.engine.torch.linear import Fp32Linear, Int8Linear, Linear
 from keepwarm.engine.torch.model import LlamaModel
+from keepwarm.engine.torch.rotation import rotate_model
 from keepwarm.engine.torch.runner import TorchExecutor
 from keepwarm.engine.torch.safetensors_folder import read_safetensors_folder, weight_files
 from keepwarm.engine.torch.settings import EngineSettings
@@ -24,7 +25,7 @@ from keepwarm.engine.torch.stability import KEY_SPAN, probe_stability
 from keepwarm.engine.torch.weights import ModelWeights
 from keepwarm.store.tiers.device import DevicePool
 
-_KV_LAYOUT = "interleaved-fp32-1"
+_KV_LAYOUT = "pairs-rotated-fp32-1"
 """Changes whenever the meaning of a block's bytes changes, so that old blocks are never found again."""
 
 
@@ -62,7 +63,9 @@ def load_executor(path: Path, settings: EngineSettings) -> TorchExecutor:
     return open_model(path).build(settings)
 
 
-def build_executor(weights: ModelWeights, settings: EngineSettings, *, name: str, fingerprint: str) -> TorchExecutor:
+def build_executor(
+    weights: ModelWeights, settings: EngineSettings, *, name: str, fingerprint: str
+) -> TorchExecutor:
     """Assemble an executor from weights in memory."""
     if settings.num_threads is not None:
         torch.set_num_threads(settings.num_threads)
@@ -71,9 +74,9 @@ def build_executor(weights: ModelWeights, settings: EngineSettings, *, name: str
     stability = probe_stability(config.head_dim)
     attention = Attention(config, settings.block_size, max_len, stability)
 
-    def make_linear(weight: Tensor) -> Linear:
+    def make_linear(weight: Tensor, *, has_heavy_tails: bool = False) -> Linear:
         if settings.weights == "int8":
-            return Int8Linear(weight)
+            return Int8Linear(weight, has_heavy_tails=has_heavy_tails)
         return Fp32Linear(weight, stability.row_multiple)
 
     pool = DevicePool(
@@ -93,6 +96,8 @@ def build_executor(weights: ModelWeights, settings: EngineSettings, *, name: str
         kv_bytes_per_token=pool.block_bytes // settings.block_size,
     )
     with torch.inference_mode():
+        if settings.weights == "int8":
+            weights = rotate_model(weights)
         model = LlamaModel(weights, make_linear, attention, max_len)
     return TorchExecutor(info, model, pool, AttentionPlanner(settings.block_size, max_len, stability))
 

@@ -8,7 +8,6 @@ Never knows requests or blocks. Called by `runner`.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +16,7 @@ from torch.nn import functional
 
 from keepwarm.engine.torch.attention import Attention
 from keepwarm.engine.torch.attention_plan import AttentionPlan
-from keepwarm.engine.torch.linear import Linear
+from keepwarm.engine.torch.linear import Linear, LinearFactory
 from keepwarm.engine.torch.rotary import rotary_table
 from keepwarm.engine.torch.weights import LayerWeights, ModelWeights
 
@@ -45,7 +44,11 @@ class LlamaModel:
     """Weights in their runtime form. Stateless between steps: KV lives in the pool."""
 
     def __init__(
-        self, weights: ModelWeights, make_linear: Callable[[Tensor], Linear], attention: Attention, max_len: int
+        self,
+        weights: ModelWeights,
+        make_linear: LinearFactory,
+        attention: Attention,
+        max_len: int,
     ) -> None:
         config = weights.config
         self.config = config
@@ -57,19 +60,21 @@ class LlamaModel:
         self._layers = tuple(self._prepare(layer, make_linear) for layer in weights.layers)
         self._head = make_linear(self._fold(weights.head, weights.final_norm))
 
-    def _prepare(self, layer: LayerWeights, make_linear: Callable[[Tensor], Linear]) -> _Layer:
+    def _prepare(self, layer: LayerWeights, make_linear: LinearFactory) -> _Layer:
         return _Layer(
             qkv=make_linear(self._fold(layer.qkv, layer.attention_norm)),
             qkv_bias=layer.qkv_bias,
             output=make_linear(layer.output),
             gate_up=make_linear(self._fold(layer.gate_up, layer.mlp_norm)),
-            down=make_linear(layer.down),
+            down=make_linear(layer.down, has_heavy_tails=True),
         )
 
     def _fold(self, matrix: Tensor, norm_weight: Tensor) -> Tensor:
         return matrix * (norm_weight * math.sqrt(self.config.hidden_size))
 
-    def forward(self, token_ids: Tensor, positions: Tensor, slots: Tensor, kv: Tensor, plan: AttentionPlan) -> StepOutput:
+    def forward(
+        self, token_ids: Tensor, positions: Tensor, slots: Tensor, kv: Tensor, plan: AttentionPlan
+    ) -> StepOutput:
         """Run one step. `token_ids`, `positions` and `slots` are int64 `[rows]`; `kv` is `[layers, slots, 2 *
         kv_heads, head_dim]` and receives the rows' keys and values at `slots`."""
         config, attention = self.config, self._attention
@@ -105,7 +110,9 @@ class LlamaModel:
             # 3. Gated MLP. The scale of `up` is left out before `down` and joined to its scale after it.
             y, scale = layer.gate_up(x)
             scale = scale / _norm(x, 2, -1, True).hypot(self._norm_floor)
-            hidden = functional.silu(y.narrow(1, 0, inner).mul_(scale), inplace=True).mul_(y.narrow(1, inner, inner))
+            hidden = functional.silu(y.narrow(1, 0, inner).mul_(scale), inplace=True).mul_(
+                y.narrow(1, inner, inner)
+            )
             y, down_scale = layer.down(hidden)
             x.addcmul_(y, down_scale * scale)
         logits, scale = self._head(x)

@@ -23,7 +23,9 @@ from keepwarm.store.tiers.device import DevicePool
 class TorchExecutor:
     """`engine.executor.Executor` over a `LlamaModel` and a `DevicePool`."""
 
-    def __init__(self, info: ModelInfo, model: LlamaModel, pool: DevicePool, planner: AttentionPlanner) -> None:
+    def __init__(
+        self, info: ModelInfo, model: LlamaModel, pool: DevicePool, planner: AttentionPlanner
+    ) -> None:
         self._info = info
         self._model = model
         self._pool = pool
@@ -73,7 +75,11 @@ class TorchExecutor:
         )
         # 2. Forward pass.
         output = self._model.forward(
-            torch.tensor(token_ids), torch.tensor(positions), torch.tensor(slots), self._pool.kv, attention_plan
+            torch.tensor(token_ids),
+            torch.tensor(positions),
+            torch.tensor(slots),
+            self._pool.kv,
+            attention_plan,
         )
         # 3. A row that is not finite has damaged its own KV, which nobody may read.
         broken: set[RequestId] = set()

@@ -47,7 +47,9 @@ def _sample(row: Tensor, chunk: Chunk, greedy_id: int) -> SampledToken:
     if params.temperature <= 0 and is_plain:
         token_id = greedy_id
         if not torch.isfinite(row[token_id]):
-            raise SamplingFailed("the model's output is not a number; the weights or the cached state are damaged")
+            raise SamplingFailed(
+                "the model's output is not a number; the weights or the cached state are damaged"
+            )
     else:
         adjusted = row if is_plain else _adjust(row, chunk)
         token_id = _choose(adjusted, chunk)
@@ -67,7 +69,9 @@ def _adjust(row: Tensor, chunk: Chunk) -> Tensor:
     if params.repetition_penalty != 1.0:
         seen = torch.tensor(sorted({*chunk.prompt_token_ids, *chunk.output_token_ids}), dtype=torch.long)
         values = row[seen]
-        row[seen] = torch.where(values > 0, values / params.repetition_penalty, values * params.repetition_penalty)
+        row[seen] = torch.where(
+            values > 0, values / params.repetition_penalty, values * params.repetition_penalty
+        )
     if (params.presence_penalty or params.frequency_penalty) and chunk.output_token_ids:
         ids, counts = torch.tensor(chunk.output_token_ids, dtype=torch.long).unique(return_counts=True)
         row[ids] -= params.presence_penalty + params.frequency_penalty * counts
@@ -79,7 +83,9 @@ def _adjust(row: Tensor, chunk: Chunk) -> Tensor:
 def _choose(row: Tensor, chunk: Chunk) -> int:
     params = chunk.sampling
     if not torch.isfinite(row.max()):
-        raise SamplingFailed("no token can be sampled: all are forbidden, or the model's output is not a number")
+        raise SamplingFailed(
+            "no token can be sampled: all are forbidden, or the model's output is not a number"
+        )
     if params.temperature <= 0:
         return int(row.argmax())
     probabilities = filtered_probabilities(row, params)

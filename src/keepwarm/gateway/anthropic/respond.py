@@ -170,7 +170,7 @@ class StreamedMessage(StreamedAnswer):
             return b"".join(self._part(part) for part in event.events)
         self._usage.add(event)
         self._stop = stop_out(event, has_calls=self._has_calls)
-        return b""
+        return self._close()
 
     def tail(self) -> bytes:
         extra = keepwarm_field(self._usage, self._context.extras) or UNSET

@@ -57,7 +57,9 @@ class LocalBlockStore:
                     return MoveOutcome(0, 0.0, error=f"no way from {move.source} to {move.target}")
         except Exception as error:
             return MoveOutcome(
-                0, time.perf_counter() - started_s, error=f"copying blocks failed: {type(error).__name__}: {error}"
+                0,
+                time.perf_counter() - started_s,
+                error=f"copying blocks failed: {type(error).__name__}: {error}",
             )
         return MoveOutcome(len(move.keys) * self.block_bytes, time.perf_counter() - started_s)
 

@@ -9,8 +9,8 @@ import pytest
 
 from keepwarm.core.errors import ModelFileError
 from keepwarm.gateway.text.assets import load_text_assets
-from keepwarm.gateway.text.gguf_metadata import read_gguf_metadata
 from keepwarm.gateway.text.tokenizer import TextTokenizer
+from keepwarm.supply.gguf_header import read_gguf_metadata
 from keepwarm.testing.text import byte_text_assets
 
 _CODES = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 10: "Q", 11: "q", 12: "d"}

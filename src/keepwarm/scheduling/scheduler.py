@@ -79,7 +79,7 @@ class Scheduler:
         if len(request.token_ids) >= self._max_len:
             raise ContextTooLong(
                 f"the prompt has {len(request.token_ids)} tokens; this worker has room for {self._max_len - 1} "
-                "and one generated token. Shorten the prompt or start the server with a larger --kv-device-tokens.",
+                "and one generated token. Shorten the prompt or start the server with more --kv-device-tokens.",
                 param="messages",
             )
         sequence = Sequence.of(request)

@@ -156,7 +156,7 @@ class EngineProgram:
         return {"cold_s": cold_s, "warm_s": warm_s}
 
     def _new_loop(self) -> EngineLoop:
-        """Scheduler and store without any past. Never closed: that would close the executor, which lives on."""
+        """Scheduler and store without any past. Never closed: that would close the executor too."""
         info = self._executor.info
         num_blocks = self._block_store.num_slots(Tier.DEVICE)
         blocks = BlockManager(num_device_blocks=num_blocks, num_host_blocks=0, new_policy=LeafLru)
@@ -211,11 +211,9 @@ class LimitsProgram:
     """Measures the machine."""
 
     def __init__(self, *, threads: int) -> None:
-        import torch
-
         from keepwarm.engine.torch import limits
 
-        torch.set_num_threads(threads)
+        limits.use_threads(threads)
         self._measures: dict[str, Callable[[], float]] = {
             "memory_read": limits.memory_read_bytes_per_s,
             "gemm_fp32": limits.gemm_fp32_flop_per_s,

@@ -3,6 +3,7 @@
 Never keeps the file open. Called by `load`.
 """
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -14,36 +15,35 @@ from torch import Tensor
 from keepwarm.core.errors import ModelFileError
 from keepwarm.engine.torch.config import ModelConfig
 from keepwarm.engine.torch.weights import ModelWeights, RawLayer, fuse_layer
+from keepwarm.supply.gguf_header import read_gguf_header
 
 
 class _File:
-    """The fields and tensors of one file, by name."""
+    """The entries and tensors of one file, by name."""
 
     def __init__(self, path: Path) -> None:
-        try:
-            self._reader = gguf.GGUFReader(path)
-        except (OSError, ValueError, IndexError, KeyError) as error:
-            raise ModelFileError(f"{path} is not a readable GGUF file: {error}") from error
+        header = read_gguf_header(path)
         self._path = path
-        self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
+        self._entries = header.entries
+        self._places = header.tensors
+        # Mapped, so that only what is dequantised is read; copies are made below.
+        self._bytes = np.memmap(path, dtype=np.uint8, mode="r")
         self.architecture = str(self.field("general.architecture"))
 
     def field(self, name: str, default: Any = None) -> Any:
-        found = self._reader.get_field(name)
-        if found is not None:
-            return found.contents()
-        if default is None:
+        found = self._entries.get(name, default)
+        if found is None:
             raise ModelFileError(f"{self._path} has no field {name}")
-        return default
+        return found
 
     def shape_field(self, name: str, default: Any = None) -> Any:
         return self.field(f"{self.architecture}.{name}", default)
 
     def tensor_rows(self, name: str) -> int:
         """Outer size of a matrix, without reading it."""
-        if name not in self._tensors:
+        if name not in self._places:
             raise ModelFileError(f"{self._path} has no tensor {name}")
-        return int(self._tensors[name].shape[-1])
+        return self._places[name].shape[0]
 
     def tensor(self, name: str) -> Tensor:
         found = self.optional_tensor(name)
@@ -52,18 +52,26 @@ class _File:
         return found
 
     def optional_tensor(self, name: str) -> Tensor | None:
-        found = self._tensors.get(name)
-        if found is None:
+        place = self._places.get(name)
+        if place is None:
             return None
         try:
-            values = gguf.dequantize(found.data, found.tensor_type)
-        except NotImplementedError as error:
+            kind = gguf.GGMLQuantizationType(place.kind)
+            per_block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
+            num_bytes = math.prod(place.shape) // per_block * block_bytes
+            raw = self._bytes[place.offset : place.offset + num_bytes]
+            if len(raw) != num_bytes:
+                raise ModelFileError(f"{self._path} ends inside of {name}. It is incomplete: fetch it again.")
+            values = gguf.dequantize(raw.view(_PLAIN[kind]) if kind in _PLAIN else raw, kind)
+        except (KeyError, ValueError, NotImplementedError) as error:
             raise ModelFileError(
-                f"{name} in {self._path} is stored as {found.tensor_type.name}: {error}"
+                f"{name} in {self._path} is stored in a form (GGML type {place.kind}) that cannot be read: {error}"
             ) from error
-        # A copy: the reader's arrays are views of the mapped file, which must not stay open.
-        shape = tuple(int(size) for size in reversed(found.shape))
-        return torch.from_numpy(np.array(values, dtype=np.float32, copy=True).reshape(shape))
+        return torch.from_numpy(np.array(values, dtype=np.float32, copy=True).reshape(place.shape))
+
+
+_PLAIN = {gguf.GGMLQuantizationType.F32: np.float32, gguf.GGMLQuantizationType.F16: np.float16}
+"""Types that are plain numbers; the library wants those as such, and quantised ones as bytes."""
 
 
 def read_gguf(path: Path) -> ModelWeights:

@@ -17,6 +17,11 @@ GEMM_ROWS = 1024
 NUM_TRIES = 5
 
 
+def use_threads(num_threads: int) -> None:
+    """Measure with this many threads; a setting of the whole process."""
+    torch.set_num_threads(num_threads)
+
+
 def memory_read_bytes_per_s() -> float:
     """Bytes a second when all threads sum a large array of 32-bit floats."""
     array = torch.ones(READ_BYTES // 4)

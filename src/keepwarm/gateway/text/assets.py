@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from keepwarm.core.errors import ModelFileError
-from keepwarm.gateway.text.gguf_metadata import Metadata, read_gguf_metadata
 from keepwarm.gateway.text.gguf_tokenizer import tokenizer_json_from_gguf
+from keepwarm.supply.gguf_header import Metadata, read_gguf_metadata
 
 # GGUF names one end token per purpose; a model may still end with one of these, which no file lists.
 _END_TOKEN_NAMES = frozenset(

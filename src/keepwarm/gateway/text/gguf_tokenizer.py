@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from keepwarm.core.errors import ModelFileError
-from keepwarm.gateway.text.gguf_metadata import Metadata
+from keepwarm.supply.gguf_header import Metadata
 
 Json: TypeAlias = dict[str, object]
 

@@ -12,10 +12,12 @@ import structlog
 from prometheus_client.parser import text_string_to_metric_families
 
 from keepwarm.core.blocks import Tier
+from keepwarm.core.stats import WorkerStats
 from keepwarm.gateway.app import build_app
 from keepwarm.gateway.service import Gateway, GatewaySettings
 from keepwarm.gateway.text.model import TextModel
 from keepwarm.observe.logs import LogFormat, configure_logging
+from keepwarm.observe.worker_metrics import WorkerMetrics
 from keepwarm.testing.asgi import Exchange, exchange
 from keepwarm.testing.gateway import Script, ScriptedSource, scripted_gateway
 from keepwarm.testing.text import byte_text_assets
@@ -168,14 +170,16 @@ async def test_metrics_count_calls_tokens_and_tiers() -> None:
 async def test_gauges_are_refreshed_before_a_scrape() -> None:
     gateway = scripted_gateway(source_saying("a"))
 
+    workers = WorkerMetrics(gateway.metrics.registry)
+
     async def refresh() -> None:
-        gateway.metrics.set_worker(
-            "w0", num_running=2, num_waiting=3, used={Tier.HOST: 5}, total={Tier.HOST: 9}
-        )
+        stats = WorkerStats(num_running=2, total_blocks={Tier.HOST: 9}, moved_bytes={"device>host": 70})
+        workers.update({"w0": stats})
 
     await get(dataclasses.replace(gateway, before_scrape=refresh), "/metrics")
     assert metric(gateway, "keepwarm_worker_running", worker="w0") == 2
     assert metric(gateway, "keepwarm_worker_blocks", worker="w0", tier="host", state="total") == 9
+    assert metric(gateway, "keepwarm_worker_moved_bytes_total", worker="w0", way="device>host") == 70
 
 
 @pytest.fixture

@@ -86,6 +86,25 @@ def test_serves_decides_and_drains_on_sigterm(tmp_path: Path, place: str) -> Non
     assert {"session", "route", "admit"} <= kinds
 
 
+def test_a_client_that_leaves_frees_everything(tmp_path: Path) -> None:
+    body = {
+        "model": "scripted",
+        "messages": [{"role": "user", "content": "go on"}],
+        "max_tokens": 30_000,
+        "ignore_eos": True,
+        "stream": True,
+    }
+    with serving(tmp_path) as server:
+        for path in ("/v1/chat/completions", "/v1/messages"):
+            with server.client.stream("POST", path, json=body) as stream:
+                lines = stream.iter_lines()  # kept: a dropped iterator closes the stream
+                next(lines)
+                assert 'keepwarm_worker_open_leases{worker="w0"} 1.0' in server.client.get("/metrics").text
+            while 'open_leases{worker="w0"} 0.0' not in server.client.get("/metrics").text:
+                time.sleep(0.02)
+        assert server.chat(max_tokens=2).status_code == 200
+
+
 def test_a_killed_worker_takes_no_connection_with_it_and_comes_back(tmp_path: Path) -> None:
     with serving(tmp_path) as server:
         assert server.worker_pid is not None

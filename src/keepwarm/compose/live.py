@@ -31,6 +31,7 @@ from keepwarm.gateway.text.assets import load_text_assets
 from keepwarm.gateway.text.model import TextModel
 from keepwarm.observe.metrics import GatewayMetrics
 from keepwarm.observe.record import DecisionRecord
+from keepwarm.observe.worker_metrics import WorkerMetrics
 from keepwarm.supply.models import resolve_model
 from keepwarm.testing.text import byte_text_assets
 from keepwarm.workers.remote import RemoteWorker
@@ -141,15 +142,10 @@ def _text_model(settings: ServeSettings) -> TextModel:
 def _gateway(settings: ServeSettings, text: TextModel, worker: Worker, workflow: Workflow) -> Gateway:
     metrics = GatewayMetrics()
 
+    worker_metrics = WorkerMetrics(metrics.registry)
+
     async def refresh() -> None:
-        for worker_id, stats in (await workflow.stats()).items():
-            metrics.set_worker(
-                worker_id,
-                num_running=stats.num_running,
-                num_waiting=stats.num_waiting,
-                used=stats.used_blocks,
-                total=stats.total_blocks,
-            )
+        worker_metrics.update(await workflow.stats())
 
     served = ServedModel(name=worker.info.name, text=text, info=worker.info, created_s=time.time())
     return Gateway(

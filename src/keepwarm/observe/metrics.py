@@ -7,8 +7,6 @@ gateway's endpoints and envelope, rendered at `/metrics`.
 that dashboards made for it stay true; they can be switched off.
 """
 
-from collections.abc import Mapping
-
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from keepwarm.core.blocks import Tier
@@ -58,11 +56,6 @@ class GatewayMetrics:
         self._whole = [self._seconds("e2e_request_latency_seconds", "From request to last byte.")]
         self._prompt_size = [self._tokens("request_prompt_tokens", "Prompt tokens per answer.")]
         self._output_size = [self._tokens("request_generation_tokens", "Generated tokens per answer.")]
-        self._running = self._gauge("worker_running", "Requests in the running batch.", ("worker",))
-        self._waiting = self._gauge("worker_waiting", "Requests waiting for the batch.", ("worker",))
-        self._blocks = self._gauge(
-            "worker_blocks", "KV blocks by tier and state.", ("worker", "tier", "state")
-        )
         if vllm_aliases:
             self._add_vllm_aliases()
 
@@ -114,23 +107,6 @@ class GatewayMetrics:
         _observe(self._output_size, model, usage.num_output_tokens)
         if decode_s is not None and usage.num_output_tokens > 1:
             _observe(self._between, model, decode_s / (usage.num_output_tokens - 1))
-
-    def set_worker(
-        self,
-        worker: str,
-        *,
-        num_running: int,
-        num_waiting: int,
-        used: Mapping[Tier, int],
-        total: Mapping[Tier, int],
-    ) -> None:
-        """Set a worker's gauges from its own report; `used` and `total` are numbers of blocks."""
-        self._running.labels(worker).set(num_running)
-        self._waiting.labels(worker).set(num_waiting)
-        for tier, num_blocks in used.items():
-            self._blocks.labels(worker, str(tier), "used").set(num_blocks)
-        for tier, num_blocks in total.items():
-            self._blocks.labels(worker, str(tier), "total").set(num_blocks)
 
     def render(self) -> bytes:
         """All metrics in Prometheus' text format."""

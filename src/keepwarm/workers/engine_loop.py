@@ -13,13 +13,13 @@ from keepwarm.core.errors import KeepwarmError
 from keepwarm.core.events import RequestFinished, WorkerEvent
 from keepwarm.core.ids import RequestId
 from keepwarm.core.request import FinishReason, Request, Timing, Usage
+from keepwarm.core.stats import WorkerStats
 from keepwarm.engine.executor import Executor
 from keepwarm.scheduling.plan import ChunkFailure, StepPlan, StepResult
 from keepwarm.scheduling.scheduler import Scheduler
 from keepwarm.store.block import Move
 from keepwarm.store.manager import BlockManager
 from keepwarm.store.tiers.base import BlockStore, MoveOutcome
-from keepwarm.workers.worker import WorkerStats
 
 DecisionSink = Callable[[float, Decision[str]], None]
 """Receives every decision with the instant at which it was taken."""

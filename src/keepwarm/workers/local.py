@@ -16,12 +16,13 @@ from keepwarm.core.errors import Overloaded
 from keepwarm.core.events import BlockEvent, RequestEvent, RequestFinished, TokensGenerated, WorkerEvent
 from keepwarm.core.ids import RequestId, WorkerId
 from keepwarm.core.request import FinishReason, Request, Timing, Usage
+from keepwarm.core.stats import WorkerStats
 from keepwarm.engine.executor import ModelInfo
 from keepwarm.scheduling.plan import StepPlan, StepResult
 from keepwarm.store.block import Move
 from keepwarm.store.tiers.base import MoveOutcome
 from keepwarm.workers.engine_loop import EngineLoop
-from keepwarm.workers.worker import WorkerHealth, WorkerStats
+from keepwarm.workers.worker import WorkerHealth
 
 StepOutcome = tuple[StepResult, list[tuple[Move, MoveOutcome]]]
 Streams = dict[RequestId, asyncio.Queue[RequestEvent]]

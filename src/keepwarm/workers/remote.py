@@ -18,9 +18,10 @@ from keepwarm.core.errors import Overloaded, WorkerLost
 from keepwarm.core.events import AllBlocksCleared, BlockEvent, RequestEvent, RequestFinished
 from keepwarm.core.ids import RequestId, WorkerId
 from keepwarm.core.request import Request
+from keepwarm.core.stats import WorkerStats
 from keepwarm.engine.executor import ModelInfo
 from keepwarm.workers import wire
-from keepwarm.workers.worker import WorkerHealth, WorkerStats
+from keepwarm.workers.worker import WorkerHealth
 
 StreamItem = RequestEvent | WorkerLost | Overloaded
 

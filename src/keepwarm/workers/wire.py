@@ -17,8 +17,9 @@ from keepwarm.core.events import (
 )
 from keepwarm.core.ids import RequestId, WorkerId
 from keepwarm.core.request import Request
+from keepwarm.core.stats import WorkerStats
 from keepwarm.engine.executor import ModelInfo
-from keepwarm.workers.worker import WorkerHealth, WorkerStats
+from keepwarm.workers.worker import WorkerHealth
 
 PROTOCOL_VERSION = 1
 

@@ -6,13 +6,12 @@ Never names a transport. Implemented by `workers.local` (scheduling, store and e
 
 import enum
 from collections.abc import AsyncGenerator, AsyncIterator
-from dataclasses import dataclass, field
 from typing import Protocol
 
-from keepwarm.core.blocks import Tier
 from keepwarm.core.events import BlockEvent, RequestEvent
 from keepwarm.core.ids import RequestId, WorkerId
 from keepwarm.core.request import Request
+from keepwarm.core.stats import WorkerStats
 from keepwarm.engine.executor import ModelInfo
 
 
@@ -21,25 +20,6 @@ class WorkerHealth(enum.StrEnum):
     READY = "ready"
     DRAINING = "draining"
     LOST = "lost"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerStats:
-    """A worker's gauges and counters at one instant."""
-
-    num_running: int = 0
-    num_waiting: int = 0
-    used_blocks: dict[Tier, int] = field(default_factory=dict)
-    """Blocks that hold something, leased or cached."""
-    total_blocks: dict[Tier, int] = field(default_factory=dict)
-    num_open_leases: int = 0
-    num_prefilled_tokens: int = 0
-    num_generated_tokens: int = 0
-    cached_tokens: dict[Tier, int] = field(default_factory=dict)
-    num_preemptions: int = 0
-    moved_bytes: dict[str, int] = field(default_factory=dict)
-    """By direction, `device>host`."""
-    num_evicted_blocks: int = 0
 
 
 class Worker(Protocol):

@@ -10,9 +10,10 @@ from functools import partial
 from keepwarm.core.clock import Clock
 from keepwarm.core.events import RequestEvent, RequestFinished
 from keepwarm.core.request import Request
+from keepwarm.core.stats import WorkerStats
 from keepwarm.engine.executor import ModelInfo
 from keepwarm.routing.router import Router
-from keepwarm.workers.worker import Worker, WorkerHealth, WorkerStats
+from keepwarm.workers.worker import Worker, WorkerHealth
 from keepwarm.workflow.draft import Draft
 from keepwarm.workflow.intake import Intake
 

@@ -51,7 +51,8 @@ def _rotate_layer(
 
     def by_head(columns: Tensor) -> Tensor:
         """Rotate the last dimension head by head."""
-        return (columns.unflatten(-1, (-1, config.head_dim)) @ head.T).flatten(-2)
+        # One tall product: as a batch of small ones it takes a hundred times longer.
+        return (columns.reshape(-1, config.head_dim) @ head.T).reshape(columns.shape)
 
     qkv = (layer.qkv * layer.attention_norm) @ stream.T
     bias = layer.qkv_bias

@@ -6,6 +6,7 @@ the host tier as bytes. The only file outside `engine.torch` that imports torch.
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,8 +33,10 @@ class DevicePool:
         """`num_slack_slots` more slots follow the last block, for readers that pad their range."""
         num_slots = num_blocks * block_size
         try:
-            self._kv = torch.zeros(num_layers, num_slots + num_slack_slots, 2 * num_kv_heads, head_dim)
-        except RuntimeError as error:
+            # From numpy, whose zeros take no memory and no time until they are written; torch fills its own.
+            shape = (num_layers, num_slots + num_slack_slots, 2 * num_kv_heads, head_dim)
+            self._kv = torch.from_numpy(np.zeros(shape, dtype=np.float32))
+        except (MemoryError, RuntimeError) as error:
             raise ConfigurationError(
                 f"a device pool of {num_blocks} blocks does not fit in memory: {error}; lower num_device_blocks"
             ) from error

@@ -1,0 +1,51 @@
+"""Owns the Prometheus view of workers: gauges and counters made from their own reports at each scrape.
+
+Never asks a worker: `compose` refreshes the reports before a scrape. Counters are the workers' own totals,
+so they start again at 0 when a worker process does, as Prometheus expects.
+"""
+
+from collections.abc import Iterator, Mapping
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from keepwarm.core.stats import WorkerStats
+
+
+class WorkerMetrics(Collector):
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._reports: Mapping[str, WorkerStats] = {}
+        registry.register(self)
+
+    def update(self, reports: Mapping[str, WorkerStats]) -> None:
+        """Replace what is known, by worker id."""
+        self._reports = reports
+
+    def collect(self) -> Iterator[Metric]:
+        gauge, counter = GaugeMetricFamily, CounterMetricFamily
+        running = gauge("keepwarm_worker_running", "Requests that hold device blocks.", labels=["worker"])
+        waiting = gauge("keepwarm_worker_waiting", "Requests that wait for blocks.", labels=["worker"])
+        leases = gauge("keepwarm_worker_open_leases", "Leases that are open.", labels=["worker"])
+        blocks = gauge("keepwarm_worker_blocks", "KV blocks, by state.", labels=["worker", "tier", "state"])
+        prefilled = counter(
+            "keepwarm_worker_prefilled_tokens", "Tokens computed in prefill.", labels=["worker"]
+        )
+        generated = counter("keepwarm_worker_generated_tokens", "Tokens generated.", labels=["worker"])
+        preemptions = counter("keepwarm_worker_preemptions", "Requests put back.", labels=["worker"])
+        evicted = counter("keepwarm_worker_evicted_blocks", "Blocks that left the device.", labels=["worker"])
+        moved = counter("keepwarm_worker_moved_bytes", "Bytes moved between tiers.", labels=["worker", "way"])
+        for worker, stats in self._reports.items():
+            running.add_metric([worker], stats.num_running)
+            waiting.add_metric([worker], stats.num_waiting)
+            leases.add_metric([worker], stats.num_open_leases)
+            for tier, total in stats.total_blocks.items():
+                blocks.add_metric([worker, tier, "used"], stats.used_blocks.get(tier, 0))
+                blocks.add_metric([worker, tier, "total"], total)
+            prefilled.add_metric([worker], stats.num_prefilled_tokens)
+            generated.add_metric([worker], stats.num_generated_tokens)
+            preemptions.add_metric([worker], stats.num_preemptions)
+            evicted.add_metric([worker], stats.num_evicted_blocks)
+            for way, num_bytes in stats.moved_bytes.items():
+                moved.add_metric([worker, way], num_bytes)
+        yield from (running, waiting, leases, blocks, prefilled, generated, preemptions, evicted, moved)

@@ -127,6 +127,7 @@ class EngineProgram:
     def _chunk(self, row: int, token_ids: Sequence[int], start: int, length: int, is_sampled: bool) -> Chunk:
         """Each row has its own run of blocks, long enough for `length` positions."""
         block_size = self._executor.info.block_size
+        num_blocks = -(-length // block_size)
         used = -(-(start + len(token_ids)) // block_size)
         first = row * num_blocks
         return Chunk(

@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+PIP := $(BIN)/python -m pip --disable-pip-version-check
 ARGS ?=
 
 .PHONY: demo serve test check fmt doctor bench-engine clean help
@@ -44,19 +44,22 @@ bench-engine: $(VENV)/.run
 clean:
 	rm -rf $(VENV) .venv-peers
 
-# A virtual environment that pip can use; Debian and Ubuntu ship venv in a package of its own.
+# Debian and Ubuntu keep what `venv` needs in a package of its own: fetched when we may, named when we may not.
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	  { echo "Keepwarm needs Python 3.11 or newer; set PYTHON=..."; exit 1; }
-	@$(PYTHON) -m venv $(VENV) || \
-	  { rm -rf $(VENV); echo "On Debian or Ubuntu: sudo apt-get install python3-venv"; exit 1; }
+	  { echo "Keepwarm needs Python 3.11 or newer; name one with PYTHON=..."; exit 1; }
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || \
+	  { [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get install -y -qq python3-venv; } || \
+	  sudo -n apt-get install -y -qq python3-venv 2>/dev/null || \
+	  { echo "Keepwarm needs the venv module: sudo apt-get install python3-venv"; exit 1; }
+	@$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.run: $(VENV)/bin/python pyproject.toml
 	@echo "Installing Keepwarm and PyTorch (CPU) into $(VENV); the first time takes a few minutes."
-	$(PIP) install --upgrade "pip>=25.1"
+	$(PIP) install --quiet --upgrade "pip>=25.1"
 	$(PIP) install -e '.[engine,report]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.run
-	$(PIP) install --group dev
+	$(PIP) install --quiet --group dev
 	@touch $@

@@ -3,6 +3,7 @@
 import pytest
 
 from keepwarm.core.blocks import BlockKey, Namespace, Tier, extend_chain
+from keepwarm.core.events import BlocksRemoved
 from keepwarm.core.ids import RequestId
 from keepwarm.store.block import MoveReason, Presence
 from keepwarm.store.eviction.ordered import LeafFifo, LeafLru
@@ -115,6 +116,25 @@ def test_a_failed_promotion_forgets_the_block_and_names_the_harmed_request() -> 
     lease.release(3.0)
     assert manager.lookup(keys)[0].presence is Presence.MISS
     manager.check_invariants()
+
+
+def test_a_promotion_that_fails_after_its_request_left_gives_its_slots_back() -> None:
+    manager = BlockManager(num_device_blocks=2, num_host_blocks=4, new_policy=LeafLru)
+    store(manager, "a", [1, 2], 1.0)
+    store(manager, "b", [8, 9], 2.0)
+    keys = extend_chain(ROOT, ROOT, [1, 2], 1)
+    lease = manager.acquire(RequestId("c"), keys, num_hits=2, num_blocks=2, now_s=3.0)
+    assert lease is not None
+    demote, promote = manager.take_moves()
+    lease.release(3.0)
+    manager.take_events()
+    manager.complete(demote)
+    assert manager.abort(promote) == set()
+    assert manager.num_used(Tier.DEVICE) == 0
+    manager.check_invariants()
+    removed = [event for event in manager.take_events() if isinstance(event, BlocksRemoved)]
+    gone = {event.tier: set(event.keys) for event in removed}
+    assert gone == {Tier.DEVICE: set(keys), Tier.HOST: set(keys)}, "routing must hear what is gone"
 
 
 def test_without_a_host_tier_eviction_forgets() -> None:

@@ -13,9 +13,12 @@ import structlog
 from cyclopts import Parameter
 
 from keepwarm.cli.loop import run_async
+from keepwarm.cli.progress import pull_progress
 from keepwarm.compose.live import drain, running_server
 from keepwarm.compose.settings import ServeSettings
 from keepwarm.observe.logs import LogFormat, configure_logging
+from keepwarm.supply.catalogue import KNOWN_MODELS
+from keepwarm.supply.models import pull_model
 
 
 def serve(*, settings: Annotated[ServeSettings | None, Parameter(name="*")] = None) -> None:
@@ -23,7 +26,12 @@ def serve(*, settings: Annotated[ServeSettings | None, Parameter(name="*")] = No
 
     Every flag is also an environment variable: --kv-host-bytes is KEEPWARM_KV_HOST_BYTES.
     """
-    run_async(_serve(settings or ServeSettings()))
+    settings = settings or ServeSettings()
+    if settings.model in KNOWN_MODELS:
+        # Before the server's own signal handling: Ctrl-C ends a fetch at once.
+        with pull_progress() as on_progress:
+            pull_model(settings.model, on_progress=on_progress)
+    run_async(_serve(settings))
 
 
 async def _serve(settings: ServeSettings) -> None:

@@ -4,16 +4,18 @@ Never decides anything about requests. Used by `keepwarm serve`, `keepwarm demo`
 """
 
 import asyncio
+import contextlib
 import secrets
 import socket
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+import structlog
 import uvicorn
 
 from keepwarm import __version__
@@ -23,8 +25,9 @@ from keepwarm.compose.parts import build_intake
 from keepwarm.compose.settings import SCRIPTED_MODEL, ServeSettings, WorkerPlace
 from keepwarm.compose.supervisor import WorkerProcess
 from keepwarm.compose.worker_process import build_local_worker
-from keepwarm.core.errors import ConfigurationError
+from keepwarm.core.errors import ConfigurationError, WorkerLost
 from keepwarm.core.ids import WorkerId
+from keepwarm.core.stats import WorkerStats
 from keepwarm.gateway.app import build_app
 from keepwarm.gateway.service import Gateway, GatewaySettings, ServedModel
 from keepwarm.gateway.text.assets import load_text_assets
@@ -39,6 +42,8 @@ from keepwarm.workers.worker import Worker
 from keepwarm.workflow.service import Workflow
 
 WORKER_ID = WorkerId("w0")
+_STATS_TIMEOUT_S = 2.0
+"""Well below the patience of whoever scrapes the metrics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +54,6 @@ class RunningServer:
     text: TextModel
     workflow: Workflow
     record: DecisionRecord
-    http: uvicorn.Server
     worker_pid: int | None
     """None for an inline worker."""
 
@@ -61,7 +65,7 @@ async def running_server(settings: ServeSettings) -> AsyncIterator[RunningServer
     Raises ConfigurationError, MissingExtra or ModelFileError when it cannot start.
     """
     async with AsyncExitStack() as stack:
-        listener = _listen(settings.host, settings.port)
+        listener = _listen(settings)
         stack.callback(listener.close)
         text = _text_model(settings)
         record = DecisionRecord(stack.enter_context(_line_writer(settings.decision_log)))
@@ -77,13 +81,20 @@ async def running_server(settings: ServeSettings) -> AsyncIterator[RunningServer
         stack.push_async_callback(workflow.close)
         gateway = _gateway(settings, text, worker, workflow)
         http = _HttpServer(_uvicorn_config(gateway))
+        with _told_as_configuration_error(settings):
+            # Binding alone keeps no other server that starts now from taking the port.
+            listener.listen()
         serving = asyncio.create_task(http.serve(sockets=[listener]), name="http server")
         stack.push_async_callback(_stop_http, http, serving)
-        while not http.started:  # noqa: ASYNC110 uvicorn offers a flag, not an event
+        while not http.started:  # uvicorn offers a flag, not an event
+            if serving.done():
+                await serving
+                raise RuntimeError("the HTTP server ended before it had started")
             await asyncio.sleep(0.01)
         port = listener.getsockname()[1]
         host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host
-        yield RunningServer(f"http://{host}:{port}", worker.info.name, text, workflow, record, http, pid)
+        base_url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        yield RunningServer(base_url, worker.info.name, text, workflow, record, pid)
 
 
 async def drain(server: RunningServer, timeout_s: float) -> bool:
@@ -125,7 +136,7 @@ async def _start_worker(
 
 
 def _text_model(settings: ServeSettings) -> TextModel:
-    template = settings.chat_template.read_text("utf-8") if settings.chat_template else None
+    template = _read_template(settings.chat_template) if settings.chat_template else None
     if settings.model == SCRIPTED_MODEL:
         assets = byte_text_assets()
     else:
@@ -139,13 +150,25 @@ def _text_model(settings: ServeSettings) -> TextModel:
     )
 
 
+def _read_template(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(
+            f"cannot read the chat template {path}: {error}. Give a Jinja file in UTF-8 with --chat-template."
+        ) from error
+
+
 def _gateway(settings: ServeSettings, text: TextModel, worker: Worker, workflow: Workflow) -> Gateway:
     metrics = GatewayMetrics()
-
     worker_metrics = WorkerMetrics(metrics.registry)
 
     async def refresh() -> None:
-        worker_metrics.update(await workflow.stats())
+        # Metrics matter most while a worker is down: what it said last is dropped, the rest is shown.
+        reports: Mapping[str, WorkerStats] = {}
+        with contextlib.suppress(WorkerLost, TimeoutError):
+            reports = await asyncio.wait_for(workflow.stats(), _STATS_TIMEOUT_S)
+        worker_metrics.update(reports)
 
     served = ServedModel(name=worker.info.name, text=text, info=worker.info, created_s=time.time())
     return Gateway(
@@ -183,18 +206,28 @@ def _uvicorn_config(gateway: Gateway) -> uvicorn.Config:
     )
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+def _listen(settings: ServeSettings) -> socket.socket:
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind((host, port))
-    except OSError as error:
+        with _told_as_configuration_error(settings):
+            listener.bind((settings.host, settings.port))
+    except ConfigurationError:
         listener.close()
-        raise ConfigurationError(
-            f"cannot listen on {host}:{port}: {error.strerror}. Choose another address with --host and --port."
-        ) from error
+        raise
     return listener
+
+
+@contextmanager
+def _told_as_configuration_error(settings: ServeSettings) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConfigurationError(
+            f"cannot listen on {settings.host}:{settings.port}: {error.strerror}. "
+            "Choose another address with --host and --port."
+        ) from error
 
 
 @contextmanager
@@ -202,8 +235,21 @@ def _line_writer(path: Path | None) -> Iterator[Callable[[str], object] | None]:
     if path is None:
         yield None
         return
-    with path.open("a", encoding="utf-8", buffering=1) as file:
-        yield lambda line: file.write(line + "\n")
+    try:
+        file = path.open("a", encoding="utf-8", buffering=1)
+    except OSError as error:
+        raise ConfigurationError(
+            f"cannot write the decision log {path}: {error.strerror}. Choose another file with --decision-log."
+        ) from error
+    with file:
+
+        def write(line: str) -> None:
+            try:
+                file.write(line + "\n")
+            except OSError as error:  # a full disk must not end anybody's request
+                structlog.get_logger("keepwarm").warning("decision_log_failed", error=str(error))
+
+        yield write
 
 
 async def _stop_http(http: uvicorn.Server, serving: asyncio.Task[None]) -> None:

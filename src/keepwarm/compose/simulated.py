@@ -1,6 +1,6 @@
 """Owns the simulated root: the shared core with virtual time, priced steps and counted bytes.
 
-Never defines a policy. Called by tests and by `keepwarm replay`.
+Never defines a policy. Called by the parity test and by other tests.
 """
 
 from collections.abc import Callable, Mapping

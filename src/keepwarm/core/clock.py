@@ -1,7 +1,7 @@
 """Owns the Clock protocol: the only way the system learns the time.
 
-Never sleeps by itself. Implemented by `compose.live` (monotonic time) and `keepwarm.testing` and `sim`
-(virtual time); policies get `now` as an argument and never see a Clock.
+Never sleeps by itself. Implemented by `compose.clock` (monotonic time) and `testing.clock` (virtual
+time; the simulator keeps its own). Policies get `now` as an argument and never see a Clock.
 """
 
 from typing import Protocol

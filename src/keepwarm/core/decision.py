@@ -29,7 +29,7 @@ class Decision(Generic[T]):
     policy: str
     """Name and version of the policy, as `name@version`."""
     kind: str
-    """What was decided: `admit`, `route`, `evict`, `preempt`, `session`."""
+    """What was decided: `session`, `route`, `hold`, `admit`, `preempt`, `evict`."""
     subject: str
     """Id of what the decision is about, usually a request id."""
     choice: T

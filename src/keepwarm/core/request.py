@@ -111,7 +111,7 @@ class Usage:
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
     num_prefilled_tokens: int = 0
-    """Prompt tokens computed, including those computed again after a preemption."""
+    """Tokens computed in prefill: of the prompt and, after a preemption, again of prompt and output."""
     cached_by_tier: dict[Tier, int] = field(default_factory=dict)
     """Prompt tokens found warm, by the tier they were found on. Tiers without hits are left out."""
 

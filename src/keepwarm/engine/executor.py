@@ -1,7 +1,7 @@
 """Owns the Executor protocol: the seam behind which a step is really computed, scripted or priced.
 
-Never schedules. Implemented by `engine.torch.runner`, by `keepwarm.testing` (scripted tokens) and by
-`sim.executor` (a cost model); driven by `workers.local` and `sim.loop`.
+Never schedules. Implemented by `engine.torch.runner` and by `keepwarm.testing` (scripted tokens and times);
+driven by `workers.engine_loop`.
 """
 
 from dataclasses import dataclass

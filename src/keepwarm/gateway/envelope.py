@@ -47,7 +47,7 @@ class Envelope:
                 named = MutableHeaders(raw=message.setdefault("headers", []))
                 # One name for each dialect's clients.
                 named["x-request-id"] = named["request-id"] = record.request_id
-            await send(message)
+            await _send_if_open(send, message)
 
         try:
             if path == "/v1" or path.startswith("/v1/"):
@@ -75,8 +75,7 @@ class Envelope:
                 return
         raise Unauthorized(
             "The API key is missing or wrong. Send 'Authorization: Bearer KEY' or 'x-api-key: KEY' with one "
-            "of the "
-            "server's keys."
+            "of the server's keys."
         )
 
     async def _answer_error(self, error: Exception, record: CallRecord, send: Send) -> None:
@@ -87,7 +86,10 @@ class Envelope:
         if record.status:
             # The answer has begun: all that can be done is to end the connection, which the server does.
             raise error
-        await send_error(failure, record, send)
+        try:
+            await send_error(failure, record, send)
+        except ClientDisconnected:
+            record.status = _CLIENT_CLOSED
 
     def _account(self, record: CallRecord) -> None:
         gateway = self._gateway
@@ -112,6 +114,20 @@ class Envelope:
             finish_reason=",".join(record.finish_reasons) or None,
             error=record.error_code,
         )
+
+
+async def _send_if_open(send: Send, message: Message) -> None:
+    """Send, or raise ClientDisconnected. The server tells only the newest of pipelined requests that the
+    client has gone; for the others the transport is closed under their hands.
+    """
+    try:
+        await send(message)
+    except OSError:
+        raise ClientDisconnected from None
+    except RuntimeError as error:
+        if "handler is closed" not in str(error):  # uvloop has no type for it
+            raise
+        raise ClientDisconnected from None
 
 
 async def send_error(failure: HttpError, record: CallRecord, send: Send) -> None:

@@ -72,8 +72,7 @@ def fit_max_tokens(param: str, num_prompt_tokens: int, asked: int | None, info: 
     if room < 1:
         raise ContextTooLong(
             f"The prompt has {num_prompt_tokens} tokens, but this model's context is {info.max_model_len} "
-            "tokens, "
-            "one of which the answer needs. Shorten the prompt.",
+            "tokens, one of which the answer needs. Shorten the prompt.",
             param=param,
         )
     return room if asked is None else min(asked, room)

@@ -1,7 +1,7 @@
 """Owns the decision record: one JSON line per decision, byte for byte repeatable.
 
-Never decides and never keeps prompts. Fed by every stage through a sink; read by people, by
-`keepwarm explain`, and by the parity test, which compares live and simulated lines.
+Never decides and never keeps prompts. Fed by every stage through a sink; read by people and by the
+parity test, which compares live and simulated lines.
 """
 
 from collections import deque

@@ -54,7 +54,7 @@ class Scheduler:
         self._by_id: dict[RequestId, Sequence] = {}
         self._events: list[RequestEvent] = []
         self._decisions: list[Decision[str]] = []
-        self._held: dict[RequestId, str] = {}
+        self._held: set[RequestId] = set()  # waiting requests whose hold is in the record already
         self._num_steps = 0
         # A sequence must fit the device as a whole, or it could be preempted for ever.
         self._max_len = min(settings.max_model_len, blocks.num_slots(Tier.DEVICE) * settings.block_size)
@@ -167,7 +167,7 @@ class Scheduler:
         """Whether another request is computing, or moving, the next block that `sequence` needs."""
         looked_up = self._blocks.lookup(sequence.matchable_keys(self._settings.block_size))
         if not looked_up or looked_up[-1].presence is not Presence.PENDING:
-            self._held.pop(sequence.request.request_id, None)
+            self._held.discard(sequence.request.request_id)
             return False
         request_id, key = sequence.request.request_id, looked_up[-1].key.hex()
         if request_id not in self._held:
@@ -181,7 +181,7 @@ class Scheduler:
                     numbers={"block": key, "num_hit_blocks": len(looked_up) - 1},
                 )
             )
-        self._held[request_id] = key
+        self._held.add(request_id)
         return True
 
     def _admit(self, sequence: Sequence, now_s: float) -> bool:
@@ -280,7 +280,7 @@ class Scheduler:
     ) -> None:
         request = sequence.request
         del self._by_id[request.request_id]
-        self._held.pop(request.request_id, None)
+        self._held.discard(request.request_id)
         if sequence.lease:
             sequence.lease.release(now_s)
             sequence.lease = None

@@ -1,4 +1,4 @@
-"""Owns the small value types of the store: Presence, Lookup, Slot, Move and their outcomes.
+"""Owns the small value types of the store: Presence, Lookup and Move.
 
 Never holds state: which block lives where is `store.manager`'s, bytes are `store.tiers`'. Used by
 scheduling (plans carry moves), the tiers (which execute them) and the simulator (which prices them).
@@ -34,12 +34,6 @@ class MoveReason(enum.StrEnum):
     """Making room on a faster tier."""
     PROMOTE = "promote"
     """A request is about to read the block."""
-
-
-class MoveState(enum.StrEnum):
-    PREPARED = "prepared"
-    COMPLETED = "completed"
-    ABORTED = "aborted"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

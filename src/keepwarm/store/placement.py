@@ -8,6 +8,7 @@ when it is also on the device or has no children at all. So what is findable is 
 """
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -90,7 +91,7 @@ class Placement:
         """The bytes of `move` did not arrive. Forgets its blocks and all after them; returns its blocks.
 
         After a failed promotion the copy on the slower tier is not trusted either. Device slots of a
-        failed promotion stay with the lease that asked for it.
+        failed promotion stay with the lease that asked for it, or are free when it was released meanwhile.
         """
         self.counters.num_failed_moves += 1
         failed = self._in_flight.pop(move.move_id)
@@ -163,10 +164,10 @@ class Placement:
         moving: list[Node] = []
         targets: list[int] = []
         staying: list[Node] = []
-        lost: list[Node] = []
+        lost: dict[BlockKey, Node] = {}
         for node in reversed(victims):  # parents first: a child on the host needs its parent there
-            if node.parent in lost:
-                lost.append(node)
+            if node.parent and node.parent.key in lost:
+                lost[node.key] = node
                 continue
             if Tier.HOST in node.copies:
                 staying.append(node)
@@ -174,7 +175,7 @@ class Placement:
                 moving.append(node)
                 targets.append(slot)
             else:
-                lost.append(node)
+                lost[node.key] = node
                 continue
             node.arriving = Tier.HOST  # not evictable on the host while the rest looks for room there
             self._update_evictable(node)
@@ -187,7 +188,7 @@ class Placement:
         self.pools[Tier.DEVICE].give_back([node.copies.pop(Tier.DEVICE) for node in victims])
         self.events.append(BlocksRemoved(tuple(node.key for node in victims), Tier.DEVICE))
         if lost:
-            self._forget(lost)
+            self._forget(lost.values())
         for node in staying:
             self._update_evictable(node)
 
@@ -208,21 +209,34 @@ class Placement:
 
     def _forget(self, roots: Iterable[Node]) -> None:
         """Drop `roots` and every block after them. None of them may be pinned by an unrelated lease."""
-        doomed = {node.key for node in roots}
-        # Rare (a move failed, or no host slot could be had), so a scan in order of depth will do.
-        below = sorted(self.tree, key=lambda node: node.depth)
-        order = []
-        for node in below:
-            if node.key in doomed or (node.parent and node.parent.key in doomed):
-                doomed.add(node.key)
-                order.append(node)
-        for node in reversed(order):
+        removed: dict[Tier, list[BlockKey]] = {Tier.DEVICE: [], Tier.HOST: []}
+        for node in reversed(self._with_descendants(list(roots))):
             if Tier.HOST in node.copies:
                 self.pools[Tier.HOST].give_back([node.copies.pop(Tier.HOST)])
-            if node.copies.pop(Tier.DEVICE, None) is not None:
+                removed[Tier.HOST].append(node.key)
+            slot = node.copies.pop(Tier.DEVICE, None)
+            if slot is not None:
                 self._count_device_child(node, -1)
+                removed[Tier.DEVICE].append(node.key)
+                if not node.num_leases:  # else the lease keeps the slot, as a private one
+                    self.pools[Tier.DEVICE].give_back([slot])
             node.arriving = None
             self._drop(node)
+        self.events.extend(BlocksRemoved(tuple(keys), tier) for tier, keys in removed.items() if keys)
+
+    def _with_descendants(self, roots: list[Node]) -> list[Node]:
+        """`roots` and every block after them, parents first."""
+        num_inside = Counter(node.parent.key for node in roots if node.parent)
+        if all(node.num_children == num_inside[node.key] for node in roots):
+            return sorted(roots, key=lambda node: node.depth)
+        # Rare (a move failed, or the host tier is full of blocks that may not leave): a scan will do.
+        doomed = {node.key for node in roots}
+        found = []
+        for node in sorted(self.tree, key=lambda node: node.depth):
+            if node.key in doomed or (node.parent and node.parent.key in doomed):
+                doomed.add(node.key)
+                found.append(node)
+        return found
 
     def _drop(self, node: Node) -> None:
         self.counters.num_dropped_blocks += 1

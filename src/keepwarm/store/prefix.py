@@ -1,6 +1,6 @@
 """Owns the prefix tree: every block that is findable, its copies per tier, and who comes before it.
 
-Never allocates slots and never chooses victims. One writer: `store.manager`.
+Never allocates slots and never chooses victims. One writer: `store.placement`, for `store.manager`.
 
 Invariants (checked by `PrefixTree.check_invariants`):
   1. A block is in the tree only while it has at least one copy.

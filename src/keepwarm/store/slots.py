@@ -1,6 +1,7 @@
 """Owns which slots of one tier are free.
 
-Never knows what a slot holds. Used only by `store.manager`.
+Never knows what a slot holds. Used by `store.placement`, and by
+`store.manager` for the private blocks of leases.
 """
 
 

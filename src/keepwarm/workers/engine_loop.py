@@ -82,7 +82,7 @@ class EngineLoop:
 
     def execute(self, plan: StepPlan) -> tuple[StepResult, list[tuple[Move, MoveOutcome]]]:
         """Run the moves, then the chunks of `plan`. The duration of the result includes the moves."""
-        outcomes = [(move, self._block_store.execute(move)) for move in plan.moves]
+        outcomes = [(move, self._move(move)) for move in plan.moves]
         if any(outcome.error for _, outcome in outcomes):
             # The caller must revise the plan before anything may be computed on missing bytes.
             return StepResult(step_id=plan.step_id, sampled={}, duration_s=0.0), outcomes
@@ -143,6 +143,14 @@ class EngineLoop:
     def close(self) -> None:
         self._executor.close()
         self._block_store.close()
+
+    def _move(self, move: Move) -> MoveOutcome:
+        try:
+            return self._block_store.execute(move)
+        except Exception as error:
+            # Against the contract, but a move that is neither completed nor aborted leaves its blocks pending
+            # for ever, and every request that needs them waiting.
+            return MoveOutcome(0, 0.0, error=f"the block store failed: {type(error).__name__}: {error}")
 
     def _run(self, plan: StepPlan) -> StepResult:
         """Run `plan`; when the whole step fails, run its chunks one by one, so that only the guilty ones fail.

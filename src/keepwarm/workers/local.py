@@ -79,9 +79,9 @@ class LocalWorker:
             raise Overloaded(f"worker {self._worker_id} is {self._health} and accepts no new requests")
         queue: asyncio.Queue[RequestEvent] = asyncio.Queue()
         self._streams[request.request_id] = queue
-        self._engine.submit(request, self._clock.now_s())
-        self._wake()
         try:
+            self._engine.submit(request, self._clock.now_s())
+            self._wake()
             while True:
                 event = await queue.get()
                 yield event

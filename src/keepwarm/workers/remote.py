@@ -10,6 +10,8 @@ import contextlib
 import itertools
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
+import msgspec
+import structlog
 import zmq
 import zmq.asyncio
 
@@ -74,12 +76,13 @@ class RemoteWorker:
             raise Overloaded(f"worker {self.worker_id} is {self._health}. Try again shortly.")
         queue: asyncio.Queue[StreamItem] = asyncio.Queue()
         self._streams[request.request_id] = queue
-        await self._send(wire.Submit(request, self._known().epoch))
         is_over = False
         try:
+            await self._send(wire.Submit(request, self._known().epoch))
             while not is_over:
                 item = await queue.get()
-                is_over = not isinstance(item, RequestEvent) or isinstance(item, RequestFinished)
+                # Not so for WorkerLost: a worker that was only silent still runs the request.
+                is_over = isinstance(item, RequestFinished | Overloaded)
                 if isinstance(item, Exception):
                     raise item
                 yield item
@@ -89,8 +92,9 @@ class RemoteWorker:
                 self.cancel(request.request_id)
 
     def cancel(self, request_id: RequestId) -> None:
-        # A send completes at once while the queue has no limit, so nothing needs to wait for it.
-        self._socket.send(wire.encode(wire.Cancel(request_id)))
+        if not self._socket.closed:
+            # A send completes at once while the queue has no limit, so nothing needs to wait for it.
+            self._socket.send(wire.encode(wire.Cancel(request_id)))
 
     async def block_events(self) -> AsyncIterator[BlockEvent]:
         queue: asyncio.Queue[BlockEvent] = asyncio.Queue()
@@ -173,8 +177,16 @@ class RemoteWorker:
 
     async def _receive(self) -> None:
         while True:
-            message = wire.decode_for_gateway(await self._socket.recv())
+            data = await self._socket.recv()
+            # A receive that finds a message waiting gives way to nobody: a worker that talks without a pause
+            # would keep every client, disconnects and health checks included, from being served.
+            await asyncio.sleep(0)
             self._last_heard_s = self._clock.now_s()
+            try:
+                message = wire.decode_for_gateway(data)
+            except msgspec.DecodeError as error:
+                structlog.get_logger("keepwarm.workers").warning("bad_message", error=str(error))
+                continue
             match message:
                 case wire.Hello():
                     self._meet(message)

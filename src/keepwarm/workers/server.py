@@ -6,7 +6,8 @@ Never schedules. Runs inside a worker process (`keepwarm worker`), or in a test 
 import asyncio
 import contextlib
 import secrets
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Coroutine
+from typing import Any
 
 import msgspec
 import structlog
@@ -14,9 +15,8 @@ import zmq
 import zmq.asyncio
 
 from keepwarm.core.errors import KeepwarmError
-from keepwarm.core.events import RequestEvent
-from keepwarm.core.ids import RequestId
-from keepwarm.core.request import Request
+from keepwarm.core.events import RequestEvent, RequestFinished
+from keepwarm.core.request import FinishReason, Request, Timing, Usage
 from keepwarm.workers import wire
 from keepwarm.workers.local import LocalWorker
 
@@ -32,7 +32,6 @@ class WorkerServer:
         self._socket.bind(endpoint)
         self.endpoint = str(self._socket.getsockopt_string(zmq.LAST_ENDPOINT))
         self._gateways: set[bytes] = set()
-        self._running: dict[RequestId, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def serve(self) -> None:
@@ -46,7 +45,7 @@ class WorkerServer:
                 structlog.get_logger("keepwarm.workers").warning("bad_message", error=str(error))
 
     async def close(self) -> None:
-        tasks = [*self._tasks, *self._running.values()]
+        tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -75,8 +74,9 @@ class WorkerServer:
                 await self._send(gateway, hello)
             case wire.Submit(request, epoch):
                 if epoch == self._epoch:
-                    task = self._spawn(self._run(gateway, request))
-                    self._running[request.request_id] = task
+                    self._spawn(self._run(gateway, request))
+                    # The engine must know the request before the next message, which may be its Cancel.
+                    await asyncio.sleep(0)
             case wire.Cancel(request_id):
                 self._worker.cancel(request_id)
             case wire.GetStats(call_id):
@@ -92,8 +92,12 @@ class WorkerServer:
                     await self._send(gateway, wire.event_message(event))
         except KeepwarmError as error:
             await self._send(gateway, wire.Refused(request.request_id, error.message))
-        finally:
-            self._running.pop(request.request_id, None)
+        except Exception:
+            # A bug of ours must not leave the client waiting for a terminal event.
+            structlog.get_logger("keepwarm.workers").exception(
+                "request_crashed", request_id=request.request_id
+            )
+            await self._send(gateway, wire.Finished(_crashed(request)))
 
     async def _drain(self, gateway: bytes, call_id: int) -> None:
         await self._worker.drain()
@@ -107,8 +111,18 @@ class WorkerServer:
     async def _send(self, gateway: bytes, message: wire.ToGateway) -> None:
         await self._socket.send_multipart([gateway, wire.encode(message)])
 
-    def _spawn(self, coroutine: object) -> asyncio.Task[None]:
-        task: asyncio.Task[None] = asyncio.create_task(coroutine)  # type: ignore[arg-type]
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        return task
+
+
+def _crashed(request: Request) -> RequestFinished:
+    return RequestFinished(
+        request_id=request.request_id,
+        reason=FinishReason.ERROR,
+        usage=Usage(num_prompt_tokens=len(request.token_ids)),
+        timing=Timing(arrival_s=request.arrival_s),
+        error_code="request_failed",
+        error_message="the worker failed on this request; its log has the reason. Send it again.",
+    )

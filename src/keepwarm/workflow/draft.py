@@ -1,7 +1,7 @@
 """Owns Draft and ClaimedIdentity: what the gateway knows about a call before the workflow layer sees it.
 
 Never holds wire types or text. Built by `gateway`, turned into a `core.request.Request` by
-`workflow.service`.
+`workflow.intake`.
 """
 
 from dataclasses import dataclass, field

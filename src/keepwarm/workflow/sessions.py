@@ -1,6 +1,6 @@
 """Owns the table of sessions: which conversation a request belongs to, and how that was learnt.
 
-Pure: gets `now`, returns decisions; bounded in size. Called by `workflow.service`, live and simulated.
+Pure: gets `now`, returns decisions; bounded in size. Called by `workflow.intake`, live and simulated.
 
 Identity stated by the client wins. Without it a request belongs to the session whose last prompt it
 extends (lineage). A prompt that extends an *older* prompt of a session, not its last one, is a fork: a new

@@ -82,8 +82,7 @@ def _user_messages(place: str, content: str | Sequence[Block], call_names: dict[
         if block.tool_use_id is None or block.tool_use_id not in call_names:
             raise InvalidRequest(
                 f"{where} is a tool_result, but no earlier assistant message has a tool_use with its "
-                "tool_use_id. Send "
-                "the assistant message with that call before it.",
+                "tool_use_id. Send the assistant message with that call before it.",
                 param=f"{where}.tool_use_id",
             )
         result = _result_text(f"{where}.content", block.content)
@@ -151,8 +150,7 @@ def _block_text(place: str, block: Block, allowed: str) -> str:
     if block.type != "text":
         raise InvalidRequest(
             f"{place} has type {block.type[:40]!r}, but this model reads text only, and here a block must "
-            "have type "
-            f"{allowed}.",
+            f"have type {allowed}.",
             param=f"{place}.type",
         )
     if block.text is None:

@@ -46,8 +46,7 @@ def refuse_unsupported(request: SamplingFields) -> None:
     if wanted is not None and wanted.type != "text":
         raise InvalidRequest(
             f"response_format '{wanted.type[:40]}' is not supported yet; only 'text' is. Leave it out, and "
-            "ask for the "
-            "form in the prompt.",
+            "ask for the form in the prompt.",
             param="response_format",
         )
 

@@ -128,8 +128,7 @@ def _message(place: str, message: MessageIn, call_names: dict[str, str]) -> Mess
         if call_id is None or call_id not in call_names:
             raise InvalidRequest(
                 f"{place} is a tool result, but no earlier assistant message made a call with its "
-                "tool_call_id. Send "
-                "the assistant message with that call before it.",
+                "tool_call_id. Send the assistant message with that call before it.",
                 param=f"{place}.tool_call_id",
             )
         return Message(role, text, tool_call_id=call_id, name=message.name or call_names[call_id])
@@ -159,8 +158,7 @@ def _text(place: str, content: str | Sequence[ContentPart] | None) -> str:
                 raise InvalidRequest(f"{place}[{index}] has no text. Add it.", param=f"{place}[{index}].text")
             raise InvalidRequest(
                 f"{place}[{index}] has type {part.type[:40]!r}, but this model reads text only. Send parts "
-                "of type "
-                "'text'.",
+                "of type 'text'.",
                 param=f"{place}[{index}].type",
             )
         texts.append(text)

@@ -1,7 +1,7 @@
 """Owns the eviction policies that are a fixed order: leaf-first LRU, and FIFO for comparison.
 
 Never sees a block that still has a child on its tier, so both are leaf-first by construction.
-Built by `compose.parts`, driven by `store.manager`.
+Built by `compose.parts`, driven by `store.placement`.
 """
 
 import heapq

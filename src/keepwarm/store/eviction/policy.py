@@ -1,6 +1,6 @@
 """Owns the EvictionPolicy protocol: which evictable block of a tier goes first.
 
-Never knows why a block is evictable (unleased, no child on the same tier): `store.manager` decides that
+Never knows why a block is evictable (unleased, no child on the same tier): `store.placement` decides that
 and keeps the policy's set up to date. Implementations are pure data structures.
 """
 

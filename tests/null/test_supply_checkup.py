@@ -53,7 +53,7 @@ def test_torch_lines_follow_the_facts() -> None:
     plain = TorchFacts(version="2.13.0", threads=2, capability="DEFAULT", engines=["none"], cuda=["H200"])
     lines = {check.name: check for check in check_torch(plain)}
     assert lines["int8 on CPU"].fix == "serve with --weights fp32"
-    assert lines["cuda"].found == "H200"
+    assert lines["cuda"].found == "H200: found, not used yet"
     broken = check_torch("installed, but cannot be imported: no libgomp")
     assert [(check.state, "libgomp" in check.found) for check in broken] == [(CheckState.MISSING, True)]
 

@@ -31,22 +31,31 @@ def serve(*, settings: Annotated[ServeSettings | None, Parameter(name="*")] = No
         # Before the server's own signal handling: Ctrl-C ends a fetch at once.
         with pull_progress() as on_progress:
             pull_model(settings.model, on_progress=on_progress)
-    run_async(_serve(settings))
+    if not run_async(_serve(settings)):
+        sys.exit(130)
 
 
-async def _serve(settings: ServeSettings) -> None:
+async def _serve(settings: ServeSettings) -> bool:
+    """False when a second Ctrl-C cut the drain short."""
     log_format = settings.log_format or (LogFormat.CONSOLE if sys.stderr.isatty() else LogFormat.JSON)
     configure_logging(settings.log_level, log_format)
     log = structlog.get_logger("keepwarm")
-    stopping = asyncio.Event()
+    stopping, hurry = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping.set)
+
+    def on_interrupt() -> None:
+        if stopping.is_set():
+            hurry.set()
+            loop.remove_signal_handler(signal.SIGINT)  # one more ends even what hangs
+        stopping.set()
+
+    loop.add_signal_handler(signal.SIGTERM, stopping.set)
+    loop.add_signal_handler(signal.SIGINT, on_interrupt)
     log.info("starting", model=settings.model)
     async with running_server(settings) as server:
         log.info("ready", url=server.base_url, model=server.model, worker_pid=server.worker_pid)
         await stopping.wait()
-        loop.remove_signal_handler(signal.SIGINT)
         log.info("draining", timeout_s=settings.drain_timeout_s)
-        has_finished = await drain(server, settings.drain_timeout_s)
+        has_finished = await drain(server, settings.drain_timeout_s, hurry)
         log.info("stopping", all_finished=has_finished)
+    return not hurry.is_set()

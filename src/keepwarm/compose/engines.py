@@ -6,6 +6,7 @@ Never starts a loop or a process. Called in the worker process, or in the server
 import importlib.util
 import os
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from keepwarm.compose.settings import SCRIPTED_MODEL, EngineSettingsPart
 from keepwarm.compose.sizing import TierSizes, tier_sizes
@@ -19,6 +20,7 @@ from keepwarm.supply.catalogue import KNOWN_MODELS
 from keepwarm.supply.models import resolve_model
 from keepwarm.testing import ScriptedExecutor
 
+CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 SCRIPTED_VOCAB_SIZE = 265
 """Of `keepwarm.testing.text.byte_text_assets`, the tokenizer that goes with the scripted engine."""
 
@@ -50,7 +52,8 @@ def _torch(settings: EngineSettingsPart) -> Engine:
             weights=settings.weights,
             block_size=settings.block_size,
             num_device_blocks=sizes.num_device_blocks,
-            max_model_len=settings.max_model_len,
+            # A sequence must fit the device as a whole, and clients should be told what fits.
+            max_model_len=min(max_len, sizes.num_device_blocks * settings.block_size),
             num_threads=settings.num_threads,
         )
     )
@@ -67,6 +70,7 @@ def _scripted(settings: EngineSettingsPart) -> Engine:
         kv_bytes_per_token=1024,
     )
     sizes = _sizes(settings, info.kv_bytes_per_token, info.max_model_len)
+    info = replace(info, max_model_len=min(info.max_model_len, sizes.num_device_blocks * settings.block_size))
     block_bytes = info.kv_bytes_per_token * info.block_size
     num_slots = {Tier.DEVICE: sizes.num_device_blocks, Tier.HOST: sizes.host_bytes // block_bytes}
     return Engine(ScriptedExecutor(info), CountedBlockStore(block_bytes=block_bytes, num_slots=num_slots))
@@ -74,10 +78,19 @@ def _scripted(settings: EngineSettingsPart) -> Engine:
 
 def _sizes(settings: EngineSettingsPart, kv_bytes_per_token: int, max_model_len: int) -> TierSizes:
     return tier_sizes(
-        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        memory_bytes=_memory_bytes(),
         kv_bytes_per_token=kv_bytes_per_token,
         block_size=settings.block_size,
         max_model_len=max_model_len,
         device_tokens=settings.kv_device_tokens,
         host_bytes=settings.kv_host_bytes,
     )
+
+
+def _memory_bytes() -> int:
+    """Memory of the machine, or of the container when that is less."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        return min(machine, int(CGROUP_LIMIT.read_text()))
+    except (OSError, ValueError):  # no control group, or "max"
+        return machine

@@ -97,13 +97,25 @@ async def running_server(settings: ServeSettings) -> AsyncIterator[RunningServer
         yield RunningServer(base_url, worker.info.name, text, workflow, record, pid)
 
 
-async def drain(server: RunningServer, timeout_s: float) -> bool:
-    """Take no new requests and let the accepted ones finish; False when `timeout_s` was not enough."""
-    try:
-        await asyncio.wait_for(server.workflow.drain(), timeout_s)
-    except TimeoutError:
-        return False
-    return True
+async def drain(server: RunningServer, timeout_s: float, hurry: asyncio.Event | None = None) -> bool:
+    """Take no new requests and let the accepted ones finish.
+
+    False when `timeout_s` was not enough, or `hurry` was set meanwhile: what still ran has then been ended with
+    an error that its client can read.
+    """
+    draining = asyncio.create_task(server.workflow.drain())
+    hurrying = asyncio.create_task((hurry or asyncio.Event()).wait())
+    done, pending = await asyncio.wait(
+        [draining, hurrying], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+    )
+    for task in pending:
+        task.cancel()
+    await asyncio.gather(*pending, return_exceptions=True)
+    if draining in done:
+        await draining
+        return True
+    await server.workflow.close()
+    return False
 
 
 async def _start_worker(

@@ -8,8 +8,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import Field, field_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from keepwarm.observe.logs import LogFormat
 from keepwarm.supply.catalogue import DEFAULT_MODEL_NAME
@@ -42,7 +42,12 @@ class EngineSettingsPart(BaseSettings):
     weights: Annotated[
         Literal["int8", "fp32"], Field(description="Precision of the linear layers on the CPU.")
     ] = "int8"
-    block_size: Annotated[int, Field(ge=1, le=1024, description="Tokens in one KV block.")] = 16
+    block_size: Annotated[
+        int,
+        Field(
+            ge=1, le=1024, description="Tokens in one KV block; the embedded engine takes multiples of 16."
+        ),
+    ] = 16
     max_model_len: Annotated[
         int | None,
         Field(ge=1, description="Most tokens in one sequence. Default: what the model was made for."),
@@ -75,7 +80,12 @@ class ServeSettings(EngineSettingsPart):
     host: Annotated[str, Field(description="Address to listen on.")] = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535, description="Port to listen on; 0 takes a free one.")] = 8000
     api_key: Annotated[
-        tuple[str, ...], Field(description="Keys that open the API; none: it is open. May be repeated.")
+        tuple[str, ...],
+        NoDecode,
+        Field(
+            description="Keys that open the API; none: it is open. May be repeated; commas part them in the "
+            "environment variable."
+        ),
     ] = ()
     chat_template: Annotated[
         Path | None, Field(description="Jinja file used instead of the model's own chat template.")
@@ -97,6 +107,21 @@ class ServeSettings(EngineSettingsPart):
     log_format: Annotated[
         LogFormat | None, Field(description="Form of log lines. Default: console on a terminal, else JSON.")
     ] = None
+
+    @field_validator("api_key", mode="before")
+    @classmethod
+    def _split_keys(cls, value: object) -> object:
+        return value.split(",") if isinstance(value, str) else value
+
+    @field_validator("api_key")
+    @classmethod
+    def _refuse_empty_keys(cls, keys: tuple[str, ...]) -> tuple[str, ...]:
+        # An empty key would be matched by a request that sends none.
+        if not all(key.strip() for key in keys):
+            raise ValueError(
+                "a key is empty; give it a value, or leave the setting out to serve without keys"
+            )
+        return keys
 
     def engine_part(self) -> EngineSettingsPart:
         """The settings that a worker process needs, without those of the gateway."""

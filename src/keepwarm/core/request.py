@@ -99,7 +99,6 @@ class Request:
     """Keys of the full blocks of `token_ids`."""
     tenant_id: TenantId = DEFAULT_TENANT
     arrival_s: float = 0.0
-    deadline_s: float | None = None
     hints: Hints = field(default_factory=Hints)
     reuse: Reuse = Reuse.ON
 

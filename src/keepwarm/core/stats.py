@@ -25,3 +25,7 @@ class WorkerStats:
     moved_bytes: dict[str, int] = field(default_factory=dict)
     """By direction, `device>host`."""
     num_evicted_blocks: int = 0
+    """Blocks that left the device."""
+    num_dropped_blocks: int = 0
+    """Blocks that left the last tier that held them."""
+    num_failed_moves: int = 0

@@ -34,6 +34,11 @@ class WorkerMetrics(Collector):
         generated = counter("keepwarm_worker_generated_tokens", "Tokens generated.", labels=["worker"])
         preemptions = counter("keepwarm_worker_preemptions", "Requests put back.", labels=["worker"])
         evicted = counter("keepwarm_worker_evicted_blocks", "Blocks that left the device.", labels=["worker"])
+        dropped = counter("keepwarm_worker_dropped_blocks", "Blocks that left every tier.", labels=["worker"])
+        failed = counter("keepwarm_worker_failed_moves", "Moves whose bytes were lost.", labels=["worker"])
+        cached = counter(
+            "keepwarm_worker_cached_tokens", "Prompt tokens found warm.", labels=["worker", "tier"]
+        )
         moved = counter("keepwarm_worker_moved_bytes", "Bytes moved between tiers.", labels=["worker", "way"])
         for worker, stats in self._reports.items():
             running.add_metric([worker], stats.num_running)
@@ -46,6 +51,11 @@ class WorkerMetrics(Collector):
             generated.add_metric([worker], stats.num_generated_tokens)
             preemptions.add_metric([worker], stats.num_preemptions)
             evicted.add_metric([worker], stats.num_evicted_blocks)
+            dropped.add_metric([worker], stats.num_dropped_blocks)
+            failed.add_metric([worker], stats.num_failed_moves)
+            for tier, num_tokens in stats.cached_tokens.items():
+                cached.add_metric([worker, tier], num_tokens)
             for way, num_bytes in stats.moved_bytes.items():
                 moved.add_metric([worker, way], num_bytes)
-        yield from (running, waiting, leases, blocks, prefilled, generated, preemptions, evicted, moved)
+        yield from (running, waiting, leases, blocks, prefilled, generated, preemptions)
+        yield from (evicted, dropped, failed, cached, moved)

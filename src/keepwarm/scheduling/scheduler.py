@@ -20,7 +20,7 @@ from keepwarm.core.request import FinishReason, Request
 from keepwarm.scheduling.plan import Chunk, StepPlan, StepResult
 from keepwarm.scheduling.queue import QueueOrder, WaitingQueue
 from keepwarm.scheduling.sequence import Sequence
-from keepwarm.store.block import Move, Presence
+from keepwarm.store.block import Move, PrefixMatch, Presence
 from keepwarm.store.manager import BlockManager
 
 
@@ -119,9 +119,10 @@ class Scheduler:
         for sequence in self._waiting.in_order():
             if not budget or len(self._running) >= self._settings.max_running:
                 break
-            if self._is_held(sequence):
+            match = self._blocks.match(sequence.matchable_keys(self._settings.block_size))
+            if self._is_held(sequence, match):
                 continue
-            if not self._admit(sequence, now_s):
+            if not self._admit(sequence, match.num_hits, now_s):
                 break
             chunks.append(sequence.chunk(min(budget, sequence.num_remaining), self._settings.block_size))
             budget -= len(chunks[-1].token_ids)
@@ -163,13 +164,12 @@ class Scheduler:
             self._requeue(victim, now_s)
         return False
 
-    def _is_held(self, sequence: Sequence) -> bool:
-        """Whether another request is computing, or moving, the next block that `sequence` needs."""
-        looked_up = self._blocks.lookup(sequence.matchable_keys(self._settings.block_size))
-        if not looked_up or looked_up[-1].presence is not Presence.PENDING:
-            self._held.discard(sequence.request.request_id)
+    def _is_held(self, sequence: Sequence, match: PrefixMatch) -> bool:
+        """Whether the next block that `sequence` needs is being computed, or moved, for another request."""
+        request_id = sequence.request.request_id
+        if match.next_block is not Presence.PENDING:
+            self._held.discard(request_id)
             return False
-        request_id, key = sequence.request.request_id, looked_up[-1].key.hex()
         if request_id not in self._held:
             self._decisions.append(
                 Decision(
@@ -177,17 +177,18 @@ class Scheduler:
                     kind="hold",
                     subject=request_id,
                     choice="wait",
-                    reason="another request is already computing the next block",
-                    numbers={"block": key, "num_hit_blocks": len(looked_up) - 1},
+                    reason="the next block is being computed or moved for another request",
+                    numbers={
+                        "block": sequence.keys[match.num_hits].hex(),
+                        "num_hit_blocks": match.num_hits,
+                    },
                 )
             )
         self._held.add(request_id)
         return True
 
-    def _admit(self, sequence: Sequence, now_s: float) -> bool:
+    def _admit(self, sequence: Sequence, num_hits: int, now_s: float) -> bool:
         block_size = self._settings.block_size
-        looked_up = self._blocks.lookup(sequence.matchable_keys(block_size))
-        num_hits = sum(answer.presence is Presence.HIT for answer in looked_up)
         num_blocks = self._num_blocks(len(sequence.tokens))
         lease = self._blocks.acquire(
             sequence.request.request_id, sequence.keys, num_hits=num_hits, num_blocks=num_blocks, now_s=now_s

@@ -29,6 +29,16 @@ class Lookup:
     """Fastest tier that holds the block, only for HIT."""
 
 
+@dataclass(frozen=True, slots=True)
+class PrefixMatch:
+    """How much of a prompt is findable: `lookup` without its list."""
+
+    num_hits: int
+    """Leading blocks that are HIT."""
+    next_block: Presence
+    """PENDING or MISS; HIT when all are hits."""
+
+
 class MoveReason(enum.StrEnum):
     DEMOTE = "demote"
     """Making room on a faster tier."""

@@ -13,7 +13,7 @@ from keepwarm.core.blocks import BlockKey, Tier
 from keepwarm.core.decision import Decision
 from keepwarm.core.events import BlockEvent, BlocksStored
 from keepwarm.core.ids import RequestId
-from keepwarm.store.block import Lookup, Move, Presence
+from keepwarm.store.block import Lookup, Move, PrefixMatch, Presence
 from keepwarm.store.eviction.policy import EvictionPolicy
 from keepwarm.store.lease import Lease
 from keepwarm.store.placement import Placement, PlacementCounters
@@ -61,6 +61,19 @@ class BlockManager:
             key = keys[len(found)]
             found.append(Lookup(key, Presence.PENDING if key in self._pending else Presence.MISS))
         return found
+
+    def match(self, keys: Sequence[BlockKey]) -> PrefixMatch:
+        """What `lookup` would say, in O(log n): asked for every waiting request in every step."""
+        placement = self._placement
+        num_found = placement.tree.prefix_length(keys)
+        if placement.has_arriving:  # only while a step is being planned: then look at each block
+            for index, node in enumerate(placement.tree.longest_prefix(keys[:num_found])):
+                if node.arriving:
+                    return PrefixMatch(index, Presence.PENDING)
+        if num_found == len(keys):
+            return PrefixMatch(num_found, Presence.HIT)
+        is_pending = keys[num_found] in self._pending
+        return PrefixMatch(num_found, Presence.PENDING if is_pending else Presence.MISS)
 
     # ------------------------------------------------------------------ leases
 

@@ -46,6 +46,8 @@ class Placement:
         self.decisions: list[Decision[str]] = []
         self._policies = {tier: new_policy() for tier in self.pools}
         self._in_flight: dict[MoveId, list[Node]] = {}
+        # Device blocks that nobody pins: all of them can leave, leaf by leaf, since a pin covers its prefix.
+        self._unpinned: set[BlockKey] = set()
         self._move_ids = itertools.count(1)
 
     # ------------------------------------------------------------------ pins and copies
@@ -82,10 +84,12 @@ class Placement:
 
     def complete(self, move: Move) -> None:
         """The bytes of `move` arrived: its blocks are readable on the target tier."""
-        for node in self._in_flight.pop(move.move_id):
+        arrived = self._land(move)
+        for node in arrived:
             node.arriving = None
             self._update_evictable(node)
-        self.events.append(BlocksStored(move.keys, None, move.target))
+        if arrived:
+            self.events.append(BlocksStored(tuple(node.key for node in arrived), None, move.target))
 
     def abort(self, move: Move) -> list[Node]:
         """The bytes of `move` did not arrive. Forgets its blocks and all after them; returns its blocks.
@@ -94,9 +98,13 @@ class Placement:
         failed promotion stay with the lease that asked for it, or are free when it was released meanwhile.
         """
         self.counters.num_failed_moves += 1
-        failed = self._in_flight.pop(move.move_id)
+        failed = self._land(move)
         self._forget(failed)
         return failed
+
+    def _land(self, move: Move) -> list[Node]:
+        """The blocks of `move` that are still wanted: a later eviction of the same plan may have dropped some."""
+        return [node for node in self._in_flight.pop(move.move_id) if self.tree.get(node.key) is node]
 
     def _prepare(
         self,
@@ -125,23 +133,24 @@ class Placement:
         pool = self.pools[Tier.DEVICE]
         num_missing = num_blocks - pool.num_free
         if num_missing > 0:
-            victims = self._take_victims(num_missing)
-            if victims is None:
+            if num_missing > len(self._unpinned):
                 return None
-            self._demote(victims)
+            self._demote(self._take_victims(num_missing))
         return pool.take(num_blocks)
 
-    def _take_victims(self, num_blocks: int) -> list[Node] | None:
-        """Device blocks to evict, children before parents; None, changing nothing, when there are too few."""
+    @property
+    def has_arriving(self) -> bool:
+        """Whether some block's bytes are on their way."""
+        return bool(self._in_flight)
+
+    def _take_victims(self, num_blocks: int) -> list[Node]:
+        """Device blocks to evict, children before parents. The caller has checked that there are enough."""
         policy = self._policies[Tier.DEVICE]
         victims: list[Node] = []
         while len(victims) < num_blocks:
             key = policy.peek()
             if key is None:
-                for node in reversed(victims):
-                    self._count_device_child(node, +1)
-                    self._update_evictable(node)
-                return None
+                raise RuntimeError(f"{num_blocks} blocks were to leave the device, {len(victims)} can")
             policy.discard(key)
             node = self._node(key)
             victims.append(node)
@@ -270,3 +279,7 @@ class Placement:
                 policy.add(node.key, last_used_s=node.last_used_s, depth=node.depth)
             else:
                 policy.discard(node.key)
+        if on_device and is_whole and not node.num_leases:
+            self._unpinned.add(node.key)
+        else:
+            self._unpinned.discard(node.key)

@@ -62,10 +62,14 @@ class PrefixTree:
             node.parent.num_children -= 1
 
     def longest_prefix(self, keys: Sequence[BlockKey]) -> list[Node]:
-        """Nodes of the longest findable prefix of `keys`.
+        """Nodes of the longest findable prefix of `keys`."""
+        return [self._nodes[key] for key in keys[: self.prefix_length(keys)]]
+
+    def prefix_length(self, keys: Sequence[BlockKey]) -> int:
+        """How many of `keys`, from the first on, are findable.
 
         Gallops to the border, then bisects: presence is a prefix property, so a conversation of n blocks
-        costs O(log n) probes before its nodes are collected.
+        costs O(log n) probes.
         """
         low, step = 0, 1  # keys[:low] are present
         while low + step <= len(keys) and keys[low + step - 1] in self._nodes:
@@ -78,7 +82,7 @@ class PrefixTree:
                 low = middle
             else:
                 high = middle
-        return [self._nodes[key] for key in keys[:low]]
+        return low
 
     def check_invariants(self) -> None:
         """Raise RuntimeError on the first broken invariant. Cost is linear in the number of blocks."""

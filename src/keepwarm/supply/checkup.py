@@ -141,7 +141,7 @@ def check_torch(facts: TorchFacts | str) -> list[Check]:
             Check("int8 on CPU", CheckState.OPTIONAL, "no int8 engine", "serve with --weights fp32")
         )
     if facts.cuda:
-        checks.append(Check("cuda", CheckState.OK, ", ".join(facts.cuda)))
+        checks.append(Check("cuda", CheckState.OPTIONAL, f"{', '.join(facts.cuda)}: found, not used yet"))
     else:
         checks.append(Check("cuda", CheckState.OPTIONAL, "no CUDA device: the engine runs on the CPU"))
     return checks

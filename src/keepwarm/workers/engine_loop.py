@@ -83,8 +83,8 @@ class EngineLoop:
     def execute(self, plan: StepPlan) -> tuple[StepResult, list[tuple[Move, MoveOutcome]]]:
         """Run the moves, then the chunks of `plan`. The duration of the result includes the moves."""
         outcomes = [(move, self._move(move)) for move in plan.moves]
-        if any(outcome.error for _, outcome in outcomes):
-            # The caller must revise the plan before anything may be computed on missing bytes.
+        if _lacks_bytes(outcomes):
+            # Nothing may be computed on them: `end` sends their requests back, and the next plan is another.
             return StepResult(step_id=plan.step_id, sampled={}, duration_s=0.0), outcomes
         move_s = sum(outcome.duration_s for _, outcome in outcomes)
         result = self._run(plan)
@@ -94,16 +94,14 @@ class EngineLoop:
         self, plan: StepPlan, result: StepResult, outcomes: list[tuple[Move, MoveOutcome]], now_s: float
     ) -> list[WorkerEvent]:
         """Account for an executed step and return what became known, in order."""
-        has_failed = False
         for move, outcome in outcomes:
             if outcome.error:
-                has_failed = True
                 self._scheduler.abort(move, now_s)
             else:
                 self._scheduler.complete(move)
                 way = f"{move.source}>{move.target}"
                 self._moved_bytes[way] = self._moved_bytes.get(way, 0) + outcome.num_bytes
-        if not has_failed:
+        if not _lacks_bytes(outcomes):
             self._scheduler.apply(plan, result, now_s)
         return self.take_events(now_s)
 
@@ -138,6 +136,8 @@ class EngineLoop:
             num_preemptions=self._scheduler.counters.num_preemptions,
             moved_bytes=dict(self._moved_bytes),
             num_evicted_blocks=self._blocks.counters.num_evicted_blocks,
+            num_dropped_blocks=self._blocks.counters.num_dropped_blocks,
+            num_failed_moves=self._blocks.counters.num_failed_moves,
         )
 
     def close(self) -> None:
@@ -180,3 +180,8 @@ class EngineLoop:
         # Placement decides while the scheduler plans, so its decisions come before the admissions they serve.
         for decision in [*self._blocks.take_decisions(), *self._scheduler.take_decisions()]:
             self._on_decision(now_s, decision)
+
+
+def _lacks_bytes(outcomes: list[tuple[Move, MoveOutcome]]) -> bool:
+    """Whether bytes that a step was to read are missing. A failed move away from the device harms no step."""
+    return any(outcome.error and move.target is Tier.DEVICE for move, outcome in outcomes)

@@ -137,10 +137,7 @@ class RemoteWorker:
 
     def mark_lost(self, why: str) -> None:
         """The worker died or fell silent: end its open requests. It may come back with another epoch."""
-        if self._health is not WorkerHealth.LOST:
-            self._health = WorkerHealth.LOST
-            for listener in self._block_listeners:
-                listener.put_nowait(AllBlocksCleared())
+        self._health = WorkerHealth.LOST
         lost = WorkerLost(f"the worker that ran this request is gone: {why}. Send the request again.")
         for queue in self._streams.values():
             queue.put_nowait(lost)
@@ -210,6 +207,11 @@ class RemoteWorker:
     def _meet(self, hello: wire.Hello) -> None:
         if self._hello and self._hello.epoch != hello.epoch:
             self.mark_lost("its process was restarted")
+            for listener in self._block_listeners:
+                listener.put_nowait(AllBlocksCleared())
+        if hello.protocol_version != wire.PROTOCOL_VERSION:
+            self.mark_lost(f"it speaks protocol {hello.protocol_version}, this is {wire.PROTOCOL_VERSION}")
+            return
         self._hello = hello
         if self._health is not WorkerHealth.DRAINING:
             self._health = hello.health

@@ -35,5 +35,3 @@ class Draft:
     cache_salt: str = ""
     hints: Hints = field(default_factory=Hints)
     reuse: Reuse = Reuse.ON
-    deadline_s: float | None = None
-    """Seconds from now after which the client no longer wants the answer."""

@@ -63,7 +63,6 @@ class Intake:
             prompt_keys=tuple(keys),
             tenant_id=draft.tenant_id,
             arrival_s=now_s,
-            deadline_s=None if draft.deadline_s is None else now_s + draft.deadline_s,
             hints=draft.hints,
             reuse=draft.reuse,
         )

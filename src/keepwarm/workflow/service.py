@@ -55,6 +55,7 @@ class Workflow:
         self._clock = clock
         self._listeners: list[asyncio.Task[None]] = []
         self._is_draining = False
+        self._is_closed = False
 
     @property
     def models(self) -> Mapping[str, ModelInfo]:
@@ -93,6 +94,10 @@ class Workflow:
         await asyncio.gather(*(worker.drain() for worker in self._workers.values()))
 
     async def close(self) -> None:
+        """End what still runs with an error, and let go of the workers. May be called twice."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         for task in self._listeners:
             task.cancel()
         await asyncio.gather(*self._listeners, return_exceptions=True)

@@ -10,9 +10,9 @@ Never writes KV and never samples. Called by `model`.
 import torch
 from torch import Tensor
 
-from keepwarm.engine.torch.attention_plan import AttentionPlan, KeyRange, Single
+from keepwarm.engine.torch.attention_plan import MAX_BATCH, AttentionPlan, KeyRange, ShortBatch, SingleRows
 from keepwarm.engine.torch.config import ModelConfig
-from keepwarm.engine.torch.stability import Stability
+from keepwarm.engine.torch.stability import KEY_SPAN, Stability
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
@@ -26,10 +26,10 @@ class Attention:
         self._head_dim = config.head_dim
         self._width = config.num_heads * config.head_dim
         self._block_size = block_size
-        self._stability = stability
-        # Gathered keys of one sequence; beyond what was gathered it holds older, finite values.
-        whole_blocks = -(-max_len // block_size) * block_size
-        num_slots = max(whole_blocks, stability.pad_length(max_len))
+        self._num_padded = stability.pad_rows(config.group_size)
+        # Gathered keys of one sequence or of a batch of short ones; beyond what was gathered it holds older,
+        # finite values.
+        num_slots = max(stability.pad_length(max_len) + block_size, MAX_BATCH * (KEY_SPAN + block_size))
         self._scratch = torch.zeros(num_slots, 2 * config.num_kv_heads, config.head_dim)
 
     def attend(self, query: Tensor, kv: Tensor, plan: AttentionPlan) -> Tensor:
@@ -41,17 +41,13 @@ class Attention:
         if not plan.tiles:
             return self.attend_singles(query, kv, plan.singles)
         out = torch.empty(plan.num_rows, self._width)
-        num_singles = len(plan.singles)
-        if num_singles:
-            out[:num_singles] = self.attend_singles(query[:num_singles], kv, plan.singles)
+        if plan.num_singles:
+            out[: plan.num_singles] = self.attend_singles(query[: plan.num_singles], kv, plan.singles)
         heads = (self._num_kv_heads, self._group, self._head_dim)
         query = query.unflatten(1, heads).permute(2, 1, 0, 3)
         target = out.view(-1, *heads).permute(2, 1, 0, 3)
         for key_range, tiles in plan.tiles:
-            keys, values = self._read(kv, key_range)
-            # Query heads that share a KV head are a batch over the same keys: nothing is repeated in memory.
-            keys = keys.expand(self._group, -1, -1, -1)
-            values = values.expand(self._group, -1, -1, -1)
+            source = self._source(kv, key_range)
             for tile in tiles:
                 rows = query.narrow(2, tile.first_row, tile.num_rows)
                 num_padded, num_keys = tile.bias.shape[2:]
@@ -59,46 +55,63 @@ class Attention:
                     padded = rows.new_zeros(self._group, self._num_kv_heads, num_padded, self._head_dim)
                     padded.narrow(2, 0, tile.num_rows).copy_(rows)
                     rows = padded
-                result = _flash(
-                    rows,
-                    keys.narrow(2, 0, num_keys),
-                    values.narrow(2, 0, num_keys),
-                    0.0,
-                    False,
-                    attn_mask=tile.bias,
-                )[0]
+                # Query heads that share a KV head are a batch over the same keys: nothing is repeated.
+                keys, values = self._heads(source, self._group, num_keys, 0)
+                result = _flash(rows, keys, values, 0.0, False, attn_mask=tile.bias)[0]
                 target.narrow(2, tile.first_row, tile.num_rows).copy_(result.narrow(2, 0, tile.num_rows))
         return out
 
-    def attend_singles(self, query: Tensor, kv: Tensor, singles: tuple[Single, ...]) -> Tensor:
-        """Rows that each belong to another sequence. `query` is `[len(singles), heads * head_dim]`."""
-        num_rows, group = len(singles), self._group
+    def attend_singles(self, query: Tensor, kv: Tensor, parts: SingleRows) -> Tensor:
+        """Rows that each belong to another sequence. `query` and the result are `[rows, heads * head_dim]`."""
+        num_rows, group = len(query), self._group
         rows = query.unflatten(1, (self._num_kv_heads, group, self._head_dim))
-        num_padded = self._stability.pad_rows(group)
-        if num_padded != group:
-            padded = rows.new_zeros(num_rows, self._num_kv_heads, num_padded, self._head_dim)
+        if self._num_padded != group:
+            padded = rows.new_zeros(num_rows, self._num_kv_heads, self._num_padded, self._head_dim)
             padded.narrow(2, 0, group).copy_(rows)
             rows = padded
         results = []
-        for index, single in enumerate(singles):
-            keys, values = self._read(kv, single.keys)
+        row = 0
+        for part in parts:
+            if isinstance(part, ShortBatch):
+                count = part.num_rows
+                source = self._gather(kv, part.block_ids)
+                keys, values = self._heads(source, count, part.num_keys, len(part.block_ids) // count)
+            else:
+                count = 1
+                keys, values = self._heads(self._source(kv, part.keys), 1, part.keys.num_keys, 0)
             results.append(
-                _flash(rows.narrow(0, index, 1), keys, values, 0.0, False, attn_mask=single.bias)[0]
+                _flash(rows.narrow(0, row, count), keys, values, 0.0, False, attn_mask=part.bias)[0]
             )
-        joined = results[0] if num_rows == 1 else torch.cat(results)
+            row += count
+        joined = results[0] if len(results) == 1 else torch.cat(results)
         return joined.narrow(2, 0, group).reshape(num_rows, self._width)
 
-    def _read(self, kv: Tensor, keys: KeyRange) -> tuple[Tensor, Tensor]:
-        """Keys and values of a sequence, each `[1, kv_heads, num_keys, head_dim]`, copied only if scattered."""
+    def _source(self, kv: Tensor, keys: KeyRange) -> Tensor:
+        """Slots that begin with the first key of a sequence: in place, or gathered if it is scattered."""
         if keys.block_ids is None:
-            found = kv.narrow(0, keys.first_slot, keys.num_keys)
-        else:
-            num_slots = len(keys.block_ids) * self._block_size
-            blocks = kv.narrow(0, 0, len(kv) // self._block_size * self._block_size).view(
-                -1, self._block_size, *kv.shape[1:]
-            )
-            gathered = self._scratch.narrow(0, 0, num_slots).view(-1, self._block_size, *kv.shape[1:])
-            torch.index_select(blocks, 0, keys.block_ids, out=gathered)
-            found = self._scratch.narrow(0, 0, keys.num_keys)
-        found = found.transpose(0, 1).unsqueeze(0)
-        return found.narrow(1, 0, self._num_kv_heads), found.narrow(1, self._num_kv_heads, self._num_kv_heads)
+            return kv.narrow(0, keys.first_slot, keys.num_keys)
+        return self._gather(kv, keys.block_ids)
+
+    def _gather(self, kv: Tensor, block_ids: Tensor) -> Tensor:
+        size = self._block_size
+        row = kv.shape[1] * kv.shape[2] * size
+        blocks = kv.as_strided((len(kv) // size, row), (row, 1))
+        torch.index_select(
+            blocks, 0, block_ids, out=self._scratch.view(-1).narrow(0, 0, len(block_ids) * row).view(-1, row)
+        )
+        return self._scratch
+
+    def _heads(self, source: Tensor, batch: int, num_keys: int, blocks_apart: int) -> tuple[Tensor, Tensor]:
+        """Views of keys and values, each `[batch, kv_heads, num_keys, head_dim]`, from `source` on.
+
+        Sequences of the batch lie `blocks_apart` blocks from each other; 0 means that all read the same keys.
+        """
+        dim = self._head_dim
+        width = 2 * self._num_kv_heads * dim
+        shape = (batch, self._num_kv_heads, num_keys, dim)
+        strides = (blocks_apart * self._block_size * width, dim, width, 1)
+        offset = source.storage_offset()
+        return (
+            source.as_strided(shape, strides, offset),
+            source.as_strided(shape, strides, offset + self._num_kv_heads * dim),
+        )

@@ -1,22 +1,43 @@
 """Owns the linear layer: one small interface, an 8-bit and a 32-bit implementation.
 
 Every row's result depends on that row alone, bit for bit, whatever else is in the batch. That is why the
-8-bit layer scales each row by its own largest value (an integer product is exact in any order), and why
-the 32-bit one pads small batches to sizes at which the BLAS gives stable rows.
+8-bit layer never takes a scale from the whole batch (its integer sums are exact in any order), and why the
+32-bit one pads small batches to sizes at which the BLAS gives stable rows.
 
 Never sees the rest of the model. Called by `model`.
 """
 
+import math
 import warnings
+from dataclasses import dataclass
+from enum import Enum
 from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-_BITS_TOGETHER = 15
-"""Without a dot-product instruction, AVX2 sums two products of an unsigned and a signed byte in 16 bits with
-saturation. Inputs of i bits and weights of 15 - i bits fit: 2 * 127 * 127 and 2 * 255 * 64 are below 2**15."""
+
+@dataclass(frozen=True, slots=True)
+class _Precision:
+    """How many steps inputs and weights have on each side of zero.
+
+    Without a dot-product instruction, AVX2 sums two products of an unsigned and a signed byte in 16 bits with
+    saturation. Only `inputs + weights` near 127 + 64 could never saturate; but a pair that does is so rare
+    with the values here (several deviations in four numbers at once) that finer steps win by far.
+    """
+
+    inputs: int
+    weights: int
+
+
+# Measured by KL to the 32-bit model on SmolLM2-135M, see bench/LOG.md. With 127 for both, saturation shows.
+# Inputs with heavy tails (the products inside an MLP) need precision more than weights do.
+_EVEN = _Precision(inputs=108, weights=108)
+_HEAVY_TAILED = _Precision(inputs=127, weights=96)
+_PEAK = 4.0
+"""Normed rows have `inputs` steps up to this many root mean squares. More is clipped only from 4.7 on."""
+_ZERO_POINT = 128
 _SMALLEST_SCALE = 1e-30
 """Keeps an all-zero row from dividing by zero."""
 
@@ -24,45 +45,51 @@ _SMALLEST_SCALE = 1e-30
 _linear_int8 = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
 
 
+class InputKind(Enum):
+    """What a matrix is multiplied with; decides which of the two calls it is made for."""
+
+    NORMED = "normed"
+    """Rows of Euclidean length 1 in which no dimension stands out."""
+    FREE = "free"
+    """Rows of any length, some values far larger than the rest."""
+
+
 class Linear(Protocol):
-    """`x @ weight.T`, with the scale of each row handed back instead of multiplied in."""
+    """A matrix `weight`, `[outputs, inputs]`."""
 
-    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """`x` is `[rows, inputs]`. Returns `y` `[rows, outputs]` and `scale` `[rows, 1]` or `[1, 1]`.
-
-        The product is `y * scale`; most callers have a per-row factor of their own to join it with.
-        """
+    def project(self, x: Tensor) -> Tensor:
+        """`x @ weight.T` for normed rows."""
         ...
 
-
-class LinearFactory(Protocol):
-    def __call__(self, weight: Tensor, *, has_heavy_tails: bool = False) -> Linear:
-        """`has_heavy_tails`: the inputs have few values far larger than the rest."""
+    def accumulate(self, residual: Tensor, x: Tensor) -> None:
+        """`residual += x @ weight.T` for free rows."""
         ...
 
 
 class Int8Linear:
-    """Weights with one scale per output, inputs with one scale per row, exact integer sums."""
+    """Weights with one scale per output; inputs with a fixed scale when normed, else one per row."""
 
-    def __init__(self, weight: Tensor, *, has_heavy_tails: bool = False) -> None:
-        # Heavy-tailed inputs need the eighth bit more than the weights do (measured: KL to fp32 falls by 40 %).
-        input_bits = 8 if has_heavy_tails else 7
-        weight_levels = 2 ** (_BITS_TOGETHER - input_bits - 1) - (0 if has_heavy_tails else 1)
-        self._zero_point = 2 ** (input_bits - 1)
-        self._input_scale = 1.0 / (self._zero_point - 1)
-        scale = (weight.abs().amax(1) / weight_levels).clamp_min_(_SMALLEST_SCALE)
-        levels = (weight / scale[:, None]).round_().to(torch.int8)
+    def __init__(self, weight: Tensor, kind: InputKind) -> None:
+        precision = _EVEN if kind is InputKind.NORMED else _HEAVY_TAILED
+        weight_scale = (weight.abs().amax(1) / precision.weights).clamp_min_(_SMALLEST_SCALE)
+        levels = (weight / weight_scale[:, None]).round_().to(torch.int8)
         with warnings.catch_warnings():
             # Creating 8-bit tensors is deprecated in torch 2.13, which is the version we pin.
             warnings.filterwarnings("ignore", message=".*quantized tensor creation functions.*")
             quantised = torch._make_per_channel_quantized_tensor(
-                levels, scale.double(), torch.zeros(len(weight), dtype=torch.long), 0
+                levels, weight_scale.double(), torch.zeros(len(weight), dtype=torch.long), 0
             )
             self._packed = torch.ops.quantized.linear_prepack(quantised, None)
+        largest = _PEAK / math.sqrt(weight.shape[1]) if kind is InputKind.NORMED else 1.0
+        self._input_scale = largest / precision.inputs
 
-    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def project(self, x: Tensor) -> Tensor:
+        result: Tensor = _linear_int8(x, self._input_scale, _ZERO_POINT, self._packed)
+        return result
+
+    def accumulate(self, residual: Tensor, x: Tensor) -> None:
         scale = x.abs().amax(-1, True).clamp_min_(_SMALLEST_SCALE)
-        return _linear_int8(x / scale, self._input_scale, self._zero_point, self._packed), scale
+        residual.addcmul_(_linear_int8(x / scale, self._input_scale, _ZERO_POINT, self._packed), scale)
 
 
 class Fp32Linear:
@@ -71,12 +98,13 @@ class Fp32Linear:
     def __init__(self, weight: Tensor, row_multiple: int) -> None:
         self._weight = weight.contiguous()
         self._row_multiple = row_multiple
-        self._one = torch.ones(1, 1)
 
-    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def project(self, x: Tensor) -> Tensor:
         num_rows = len(x)
         missing = -num_rows % self._row_multiple
         if missing:
-            padded = functional.linear(functional.pad(x, (0, 0, 0, missing)), self._weight)
-            return padded[:num_rows], self._one
-        return functional.linear(x, self._weight), self._one
+            return functional.linear(functional.pad(x, (0, 0, 0, missing)), self._weight)[:num_rows]
+        return functional.linear(x, self._weight)
+
+    def accumulate(self, residual: Tensor, x: Tensor) -> None:
+        residual.add_(self.project(x))

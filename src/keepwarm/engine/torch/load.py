@@ -15,7 +15,7 @@ from keepwarm.engine.executor import ModelInfo
 from keepwarm.engine.torch.attention import Attention
 from keepwarm.engine.torch.attention_plan import AttentionPlanner
 from keepwarm.engine.torch.gguf import read_gguf
-from keepwarm.engine.torch.linear import Fp32Linear, Int8Linear, Linear
+from keepwarm.engine.torch.linear import Fp32Linear, InputKind, Int8Linear, Linear
 from keepwarm.engine.torch.model import LlamaModel
 from keepwarm.engine.torch.rotation import rotate_model
 from keepwarm.engine.torch.runner import TorchExecutor
@@ -74,9 +74,9 @@ def build_executor(
     stability = probe_stability(config.head_dim)
     attention = Attention(config, settings.block_size, max_len, stability)
 
-    def make_linear(weight: Tensor, *, has_heavy_tails: bool = False) -> Linear:
+    def make_linear(weight: Tensor, kind: InputKind) -> Linear:
         if settings.weights == "int8":
-            return Int8Linear(weight, has_heavy_tails=has_heavy_tails)
+            return Int8Linear(weight, kind)
         return Fp32Linear(weight, stability.row_multiple)
 
     pool = DevicePool(

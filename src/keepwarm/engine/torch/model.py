@@ -1,13 +1,13 @@
 """Owns the forward pass of a Llama-family model over one step's rows.
 
-RMSNorm's weight is folded into the matrix that follows it and its scale into the scale of that matrix's
-output, so a norm costs two reductions per row and never writes a normalised copy. Every operation works row
-by row: a row's bits do not depend on the batch.
+RMSNorm's weight, and a factor sqrt(hidden), are folded into the matrix that follows it: its input then is a row
+of Euclidean length 1. Every operation works row by row, so a row's bits do not depend on the batch.
 
 Never knows requests or blocks. Called by `runner`.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from keepwarm.engine.torch.attention import Attention
 from keepwarm.engine.torch.attention_plan import AttentionPlan
-from keepwarm.engine.torch.linear import Linear, LinearFactory
+from keepwarm.engine.torch.linear import InputKind, Linear
 from keepwarm.engine.torch.rotary import rotary_table
 from keepwarm.engine.torch.weights import LayerWeights, ModelWeights
 
@@ -36,7 +36,7 @@ class _Layer:
 class StepOutput:
     logits: Tensor
     """`[sampled rows, vocab]`, 32-bit."""
-    row_magnitudes: Tensor
+    row_lengths: Tensor
     """`[rows, 1]`: not finite for a row whose computation went wrong in any layer before the last."""
 
 
@@ -46,7 +46,7 @@ class LlamaModel:
     def __init__(
         self,
         weights: ModelWeights,
-        make_linear: LinearFactory,
+        make_linear: Callable[[Tensor, InputKind], Linear],
         attention: Attention,
         max_len: int,
     ) -> None:
@@ -55,18 +55,18 @@ class LlamaModel:
         self._attention = attention
         self._embedding = weights.embedding
         self._rotary = rotary_table(config, max_len)
-        # |x| / hypot(|x|, this) is x over its root mean square times 1/sqrt(hidden); the weights make up for it.
+        # x / hypot(|x|, this) is x over its root mean square (with epsilon) times 1/sqrt(hidden).
         self._norm_floor = torch.tensor([[math.sqrt(config.hidden_size * config.rms_eps)]])
         self._layers = tuple(self._prepare(layer, make_linear) for layer in weights.layers)
-        self._head = make_linear(self._fold(weights.head, weights.final_norm))
+        self._head = make_linear(self._fold(weights.head, weights.final_norm), InputKind.NORMED)
 
-    def _prepare(self, layer: LayerWeights, make_linear: LinearFactory) -> _Layer:
+    def _prepare(self, layer: LayerWeights, make_linear: Callable[[Tensor, InputKind], Linear]) -> _Layer:
         return _Layer(
-            qkv=make_linear(self._fold(layer.qkv, layer.attention_norm)),
+            qkv=make_linear(self._fold(layer.qkv, layer.attention_norm), InputKind.NORMED),
             qkv_bias=layer.qkv_bias,
-            output=make_linear(layer.output),
-            gate_up=make_linear(self._fold(layer.gate_up, layer.mlp_norm)),
-            down=make_linear(layer.down, has_heavy_tails=True),
+            output=make_linear(layer.output, InputKind.FREE),
+            gate_up=make_linear(self._fold(layer.gate_up, layer.mlp_norm), InputKind.NORMED),
+            down=make_linear(layer.down, InputKind.FREE),
         )
 
     def _fold(self, matrix: Tensor, norm_weight: Tensor) -> Tensor:
@@ -84,14 +84,14 @@ class LlamaModel:
         inner = config.intermediate_size
         x = functional.embedding(token_ids, self._embedding)
         factors = self._rotary.index_select(0, positions)
-        flat_kv = kv.flatten(2)
+        layer_kv = kv.unbind()
+        flat_kv = kv.flatten(2).unbind()
         last = len(self._layers) - 1
-        magnitudes = x
+        lengths = x
         for index, layer in enumerate(self._layers):
             # 1. Queries, keys, values.
-            y, scale = layer.qkv(x)
-            magnitudes = _norm(x, 2, -1, True)
-            y.mul_(scale / magnitudes.hypot(self._norm_floor))
+            lengths = _norm(x, 2, -1, True)
+            y = layer.qkv.project(x / lengths.hypot(self._norm_floor))
             if layer.qkv_bias is not None:
                 y.add_(layer.qkv_bias)
             torch.view_as_complex(y.narrow(1, 0, turned).unflatten(1, pairs)).mul_(factors)
@@ -99,22 +99,19 @@ class LlamaModel:
             # 2. Attention. The last layer's result matters only where a token is sampled.
             if index == last:
                 if not plan.sampled_singles:
-                    return StepOutput(x.new_empty(0, config.vocab_size), magnitudes)
+                    return StepOutput(x.new_empty(0, config.vocab_size), lengths)
                 x = x.index_select(0, plan.sampled_rows)
                 query = y.narrow(1, 0, width).index_select(0, plan.sampled_rows)
-                mixed = attention.attend_singles(query, kv[index], plan.sampled_singles)
+                mixed = attention.attend_singles(query, layer_kv[index], plan.sampled_singles)
             else:
-                mixed = attention.attend(y.narrow(1, 0, width), kv[index], plan)
-            y, scale = layer.output(mixed)
-            x.addcmul_(y, scale)
-            # 3. Gated MLP. The scale of `up` is left out before `down` and joined to its scale after it.
-            y, scale = layer.gate_up(x)
-            scale = scale / _norm(x, 2, -1, True).hypot(self._norm_floor)
-            hidden = functional.silu(y.narrow(1, 0, inner).mul_(scale), inplace=True).mul_(
-                y.narrow(1, inner, inner)
-            )
-            y, down_scale = layer.down(hidden)
-            x.addcmul_(y, down_scale * scale)
-        logits, scale = self._head(x)
-        logits.mul_(scale / _norm(x, 2, -1, True).hypot(self._norm_floor))
-        return StepOutput(logits, magnitudes)
+                mixed = attention.attend(y.narrow(1, 0, width), layer_kv[index], plan)
+            layer.output.accumulate(x, mixed)
+            # 3. Gated MLP.
+            y = layer.gate_up.project(self._normed(x))
+            hidden = functional.silu(y.narrow(1, 0, inner), inplace=True).mul_(y.narrow(1, inner, inner))
+            layer.down.accumulate(x, hidden)
+        return StepOutput(self._head.project(self._normed(x)), lengths)
+
+    def _normed(self, x: Tensor) -> Tensor:
+        """Rows over their root mean square, times 1/sqrt(hidden)."""
+        return x / _norm(x, 2, -1, True).hypot(self._norm_floor)

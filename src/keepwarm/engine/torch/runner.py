@@ -62,8 +62,8 @@ class TorchExecutor:
     def _run_chunks(
         self, chunks: Sequence[Chunk], sampled: dict[RequestId, SampledToken], failures: list[ChunkFailure]
     ) -> None:
-        # 1. Chunks of one row first: they are attended to together.
-        chunks = sorted(chunks, key=lambda chunk: len(chunk.token_ids) > 1)
+        # 1. Chunks of one row first, shortest first: neighbours are attended to together.
+        chunks = sorted(chunks, key=lambda chunk: (len(chunk.token_ids) > 1, chunk.start))
         token_ids = [token_id for chunk in chunks for token_id in chunk.token_ids]
         positions = [position for chunk in chunks for position in _positions(chunk)]
         slots = [slot for chunk in chunks for slot in self._slots(chunk)]
@@ -83,8 +83,8 @@ class TorchExecutor:
         )
         # 3. A row that is not finite has damaged its own KV, which nobody may read.
         broken: set[RequestId] = set()
-        if not torch.isfinite(output.row_magnitudes).all():
-            broken = self._repair(chunks, output.row_magnitudes.flatten().isfinite().tolist(), failures)
+        if not torch.isfinite(output.row_lengths).all():
+            broken = self._repair(chunks, output.row_lengths.flatten().isfinite().tolist(), failures)
         # 4. Next tokens.
         wanted = [chunk for chunk in chunks if chunk.is_sampled]
         if not wanted:

@@ -196,3 +196,27 @@ async def test_a_lost_worker_ends_its_requests_and_may_come_back(case: Case) -> 
     while case.worker.health is not WorkerHealth.READY:
         await asyncio.sleep(0.01)
     assert isinstance((await collect(case.worker, request("b", range(1, 7))))[-1], RequestFinished)
+
+
+async def test_a_worker_that_was_only_silent_does_not_go_on_for_nobody(case: Case) -> None:
+    if not isinstance(case.worker, RemoteWorker):
+        pytest.skip("a worker in this process cannot fall silent")
+    stream = case.worker.generate(request("a", range(1, 7), max_tokens=50))
+    await anext(stream)
+    case.worker.mark_lost("the test says so")
+    stopped_at = len(case.executor.plans)
+    with pytest.raises(WorkerLost):
+        async for _ in stream:
+            pass
+    await case.local.drain()
+    assert len(case.executor.plans) < stopped_at + 20, "the request ran on to its last token"
+    assert (await case.local.stats()).num_open_leases == 0
+
+
+async def test_a_cancel_right_behind_its_request_is_not_lost(case: Case) -> None:
+    collecting = asyncio.ensure_future(collect(case.worker, request("a", range(1, 7), max_tokens=50)))
+    await asyncio.sleep(0)
+    case.worker.cancel(RequestId("a"))
+    end = (await collecting)[-1]
+    assert isinstance(end, RequestFinished)
+    assert end.reason is FinishReason.CANCELLED

@@ -12,6 +12,7 @@ import msgspec
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
+from keepwarm.cli.output import check_output
 from keepwarm.cli.progress import pull_progress
 from keepwarm.core.errors import MissingExtra, RequestFailed
 from keepwarm.supply.catalogue import DEFAULT_MODEL_NAME
@@ -57,6 +58,7 @@ def engine(
     """
     if importlib.util.find_spec("torch") is None:
         raise MissingExtra("measuring the embedded engine", "engine")
+    check_output("--json", json)
     parsed = [parse_cell(name) for name in cells]
     with pull_progress() as on_progress:
         path = resolve_model(model, on_progress=on_progress)

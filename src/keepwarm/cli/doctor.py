@@ -8,6 +8,7 @@ from typing import Annotated
 
 import msgspec
 from cyclopts import App, Parameter
+from cyclopts.validators import Number
 
 from keepwarm.supply.checkup import DEFAULT_PORT, CheckState, check_machine
 
@@ -22,7 +23,7 @@ def build_app() -> App:
 
 def doctor(
     *,
-    port: int = DEFAULT_PORT,
+    port: Annotated[int, Parameter(validator=Number(gte=0, lte=65535))] = DEFAULT_PORT,
     as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
 ) -> None:
     """Show what this machine can run, what is missing and how to get it. Exit status 1 when something is.

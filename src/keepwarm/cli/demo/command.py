@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import msgspec
 from cyclopts import Parameter
+from cyclopts.validators import Number
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
@@ -19,6 +20,7 @@ from keepwarm.cli.demo.dialogues import Dialogue, load_dialogues
 from keepwarm.cli.demo.figures import DemoFigures, LoadFigures, count_new_tokens, demo_figures, load_figures
 from keepwarm.cli.demo.page import write_page
 from keepwarm.cli.loop import run_async
+from keepwarm.cli.output import check_output
 from keepwarm.cli.progress import pull_progress
 from keepwarm.compose.live import RunningServer, running_server
 from keepwarm.compose.settings import ServeSettings
@@ -48,7 +50,7 @@ def demo(
     html: Path = Path("demo.html"),
     agents: int = 4,
     turns: int = 5,
-    device_tokens: int = DEVICE_TOKENS,
+    device_tokens: Annotated[int, Parameter(validator=Number(gte=1))] = DEVICE_TOKENS,
 ) -> None:
     """Run recorded tool-calling agents on a real model, once warm and once cold, and compare.
 
@@ -67,6 +69,8 @@ def demo(
     """
     if agents < 1 or turns < 2:
         raise ConfigurationError(f"--agents is {agents} and --turns is {turns}; use at least 1 and 2")
+    check_output("--json", json_path)
+    check_output("--html", html)
     configure_logging("error", LogFormat.CONSOLE)
     with pull_progress() as on_progress:
         pull_model(DEFAULT_MODEL_NAME, on_progress=on_progress)

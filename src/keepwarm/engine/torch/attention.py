@@ -10,7 +10,7 @@ Never writes KV and never samples. Called by `model`.
 import torch
 from torch import Tensor
 
-from keepwarm.engine.torch.attention_plan import MAX_BATCH, AttentionPlan, KeyRange, ShortBatch, SingleRows
+from keepwarm.engine.torch.attention_plan import AttentionPlan, KeyRange, ShortBatch, SingleRows
 from keepwarm.engine.torch.config import ModelConfig
 from keepwarm.engine.torch.stability import KEY_SPAN, Stability
 
@@ -20,17 +20,17 @@ _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 class Attention:
     """Attention for one model shape over one pool's layers."""
 
-    def __init__(self, config: ModelConfig, block_size: int, max_len: int, stability: Stability) -> None:
+    def __init__(self, config: ModelConfig, block_size: int, stability: Stability) -> None:
         self._num_kv_heads = config.num_kv_heads
         self._group = config.group_size
         self._head_dim = config.head_dim
         self._width = config.num_heads * config.head_dim
         self._block_size = block_size
         self._num_padded = stability.pad_rows(config.group_size)
-        # Gathered keys of one sequence or of a batch of short ones; beyond what was gathered it holds older,
-        # finite values.
-        num_slots = max(stability.pad_length(max_len) + block_size, MAX_BATCH * (KEY_SPAN + block_size))
-        self._scratch = torch.zeros(num_slots, 2 * config.num_kv_heads, config.head_dim)
+        self._slot_width = 2 * config.num_kv_heads * config.head_dim
+        # Gathered keys of one sequence or of a batch of short ones; grows to the longest that was scattered.
+        # Beyond what was gathered it holds older, finite values.
+        self._scratch = torch.zeros(0)
 
     def attend(self, query: Tensor, kv: Tensor, plan: AttentionPlan) -> Tensor:
         """All rows of a step.
@@ -44,7 +44,7 @@ class Attention:
         if plan.num_singles:
             out[: plan.num_singles] = self.attend_singles(query[: plan.num_singles], kv, plan.singles)
         heads = (self._num_kv_heads, self._group, self._head_dim)
-        query = query.unflatten(1, heads).permute(2, 1, 0, 3)
+        query = query.view(-1, *heads).permute(2, 1, 0, 3)
         target = out.view(-1, *heads).permute(2, 1, 0, 3)
         for key_range, tiles in plan.tiles:
             source = self._source(kv, key_range)
@@ -64,7 +64,7 @@ class Attention:
     def attend_singles(self, query: Tensor, kv: Tensor, parts: SingleRows) -> Tensor:
         """Rows that each belong to another sequence. `query` and the result are `[rows, heads * head_dim]`."""
         num_rows, group = len(query), self._group
-        rows = query.unflatten(1, (self._num_kv_heads, group, self._head_dim))
+        rows = query.view(num_rows, self._num_kv_heads, group, self._head_dim)
         if self._num_padded != group:
             padded = rows.new_zeros(num_rows, self._num_kv_heads, self._num_padded, self._head_dim)
             padded.narrow(2, 0, group).copy_(rows)
@@ -93,12 +93,13 @@ class Attention:
         return self._gather(kv, keys.block_ids)
 
     def _gather(self, kv: Tensor, block_ids: Tensor) -> Tensor:
-        size = self._block_size
-        row = kv.shape[1] * kv.shape[2] * size
-        blocks = kv.as_strided((len(kv) // size, row), (row, 1))
-        torch.index_select(
-            blocks, 0, block_ids, out=self._scratch.view(-1).narrow(0, 0, len(block_ids) * row).view(-1, row)
-        )
+        """Copy blocks side by side. Readers may look `KEY_SPAN` slots beyond the last one."""
+        num_blocks, row = len(block_ids), self._slot_width * self._block_size
+        needed = num_blocks * row + KEY_SPAN * self._slot_width
+        if len(self._scratch) < needed:
+            self._scratch = torch.zeros(needed)
+        blocks = kv.as_strided((len(kv) // self._block_size, row), (row, 1))
+        torch.index_select(blocks, 0, block_ids, out=self._scratch.as_strided((num_blocks, row), (row, 1)))
         return self._scratch
 
     def _heads(self, source: Tensor, batch: int, num_keys: int, blocks_apart: int) -> tuple[Tensor, Tensor]:
@@ -107,7 +108,7 @@ class Attention:
         Sequences of the batch lie `blocks_apart` blocks from each other; 0 means that all read the same keys.
         """
         dim = self._head_dim
-        width = 2 * self._num_kv_heads * dim
+        width = self._slot_width
         shape = (batch, self._num_kv_heads, num_keys, dim)
         strides = (blocks_apart * self._block_size * width, dim, width, 1)
         offset = source.storage_offset()

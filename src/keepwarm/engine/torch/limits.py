@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 
-from keepwarm.engine.torch.linear import Int8Linear
+from keepwarm.engine.torch.linear import InputKind, Int8Linear
 
 READ_BYTES = 256 << 20
 """Several times any last-level cache."""
@@ -36,8 +36,9 @@ def gemm_fp32_flop_per_s() -> float:
 
 def gemm_int8_op_per_s() -> float:
     """Operations a second of the 8-bit linear layer, quantising its input included."""
-    layer, rows = Int8Linear(torch.ones(GEMM_SIZE, GEMM_SIZE)), torch.ones(GEMM_ROWS, GEMM_SIZE)
-    return 2 * GEMM_ROWS * GEMM_SIZE**2 / _best_s(lambda: layer(rows))
+    layer = Int8Linear(torch.ones(GEMM_SIZE, GEMM_SIZE), InputKind.NORMED)
+    rows = torch.ones(GEMM_ROWS, GEMM_SIZE)
+    return 2 * GEMM_ROWS * GEMM_SIZE**2 / _best_s(lambda: layer.project(rows))
 
 
 def _best_s(work: Callable[[], object]) -> float:

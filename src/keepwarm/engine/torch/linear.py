@@ -92,6 +92,15 @@ class Int8Linear:
         residual.addcmul_(_linear_int8(x / scale, self._input_scale, _ZERO_POINT, self._packed), scale)
 
 
+def int8_is_available() -> bool:
+    """Whether this build of torch has the 8-bit kernel; builds for other processors than x86 may lack it."""
+    try:
+        Int8Linear(torch.ones(8, 8), InputKind.NORMED).project(torch.ones(1, 8))
+    except (RuntimeError, NotImplementedError):
+        return False
+    return True
+
+
 class Fp32Linear:
     """32-bit weights. `row_multiple` is `Stability.row_multiple`."""
 

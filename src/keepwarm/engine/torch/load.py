@@ -3,7 +3,8 @@
 Never downloads and never guesses a model's tokenizer. Called by compose in the worker process.
 """
 
-from dataclasses import dataclass
+import logging
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -15,7 +16,7 @@ from keepwarm.engine.executor import ModelInfo
 from keepwarm.engine.torch.attention import Attention
 from keepwarm.engine.torch.attention_plan import AttentionPlanner
 from keepwarm.engine.torch.gguf import read_gguf
-from keepwarm.engine.torch.linear import Fp32Linear, InputKind, Int8Linear, Linear
+from keepwarm.engine.torch.linear import Fp32Linear, InputKind, Int8Linear, Linear, int8_is_available
 from keepwarm.engine.torch.model import LlamaModel
 from keepwarm.engine.torch.rotation import rotate_model
 from keepwarm.engine.torch.runner import TorchExecutor
@@ -24,6 +25,8 @@ from keepwarm.engine.torch.settings import EngineSettings
 from keepwarm.engine.torch.stability import KEY_SPAN, probe_stability
 from keepwarm.engine.torch.weights import ModelWeights
 from keepwarm.store.tiers.device import DevicePool
+
+_log = logging.getLogger(__name__)
 
 _KV_LAYOUT = "pairs-rotated-fp32-1"
 """Changes whenever the meaning of a block's bytes changes, so that old blocks are never found again."""
@@ -44,6 +47,9 @@ class OpenedModel:
 
     def build(self, settings: EngineSettings) -> TorchExecutor:
         """Raises `ConfigurationError` when the device pool does not fit in memory."""
+        if settings.weights == "int8" and not int8_is_available():
+            _log.warning("this build of torch has no 8-bit kernels; running with 32-bit weights")
+            settings = replace(settings, weights="fp32")
         fingerprint = _fingerprint(self.files, settings)
         return build_executor(self.weights, settings, name=self.name, fingerprint=fingerprint)
 
@@ -72,7 +78,7 @@ def build_executor(
     config = weights.config
     max_len = min(settings.max_model_len or config.max_len, config.max_len)
     stability = probe_stability(config.head_dim)
-    attention = Attention(config, settings.block_size, max_len, stability)
+    attention = Attention(config, settings.block_size, stability)
 
     def make_linear(weight: Tensor, kind: InputKind) -> Linear:
         if settings.weights == "int8":

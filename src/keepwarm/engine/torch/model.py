@@ -94,7 +94,7 @@ class LlamaModel:
             y = layer.qkv.project(x / lengths.hypot(self._norm_floor))
             if layer.qkv_bias is not None:
                 y.add_(layer.qkv_bias)
-            torch.view_as_complex(y.narrow(1, 0, turned).unflatten(1, pairs)).mul_(factors)
+            torch.view_as_complex(y.narrow(1, 0, turned).view(-1, *pairs)).mul_(factors)
             flat_kv[index].index_copy_(0, slots, y.narrow(1, width, y.shape[1] - width))
             # 2. Attention. The last layer's result matters only where a token is sampled.
             if index == last:
@@ -114,4 +114,5 @@ class LlamaModel:
 
     def _normed(self, x: Tensor) -> Tensor:
         """Rows over their root mean square, times 1/sqrt(hidden)."""
-        return x / _norm(x, 2, -1, True).hypot(self._norm_floor)
+        lengths: Tensor = _norm(x, 2, -1, True)
+        return x / lengths.hypot(self._norm_floor)

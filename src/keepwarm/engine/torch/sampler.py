@@ -9,6 +9,7 @@ Never knows the model. Called by `runner`.
 """
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 
 import torch
@@ -90,7 +91,9 @@ def _adjust(row: Tensor, chunk: Chunk) -> Tensor:
             values > 0, values / params.repetition_penalty, values * params.repetition_penalty
         )
     if (params.presence_penalty or params.frequency_penalty) and chunk.output_token_ids:
-        ids, counts = torch.tensor(chunk.output_token_ids, dtype=torch.long).unique(return_counts=True)
+        counted = Counter(chunk.output_token_ids)
+        ids = torch.tensor(list(counted), dtype=torch.long)
+        counts = torch.tensor(list(counted.values()), dtype=row.dtype)
         row[ids] -= params.presence_penalty + params.frequency_penalty * counts
     if chunk.num_output_tokens < params.min_tokens and params.stop_token_ids:
         row[torch.tensor(params.stop_token_ids, dtype=torch.long)] = -torch.inf

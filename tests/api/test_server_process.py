@@ -131,6 +131,18 @@ def test_a_killed_worker_takes_no_connection_with_it_and_comes_back(tmp_path: Pa
         assert server.client.get("/readyz").status_code == 200
 
 
+def test_a_signal_while_starting_ends_it_at_once(tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    command = [sys.executable, "-m", "keepwarm", "serve", "--model", "scripted", "--port", "0"]
+    with log.open("wb") as stderr:
+        process = subprocess.Popen([*command, "--log-format", "json"], stderr=stderr)
+        while '"starting"' not in log.read_text():
+            time.sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=30) == 130
+    assert "Traceback" not in log.read_text()
+
+
 def test_a_worker_that_cannot_start_is_a_clear_message_and_exit_code(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "keepwarm", "serve", "--model", str(tmp_path / "nothing.gguf"), "--port", "0"],

@@ -45,7 +45,10 @@ def run_alone(
 @pytest.mark.parametrize("weights", ["int8", "fp32"])
 @given(data=st.data())
 @settings(
-    max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=25,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 def test_chunks_and_scattered_blocks_change_no_bit(
     weights: str, data: st.DataObject, monkeypatch: pytest.MonkeyPatch
@@ -74,7 +77,7 @@ def test_neighbours_in_the_batch_change_no_bit(weights: str, monkeypatch: pytest
     places = [list(range(50 * index % 200, 50 * index % 200 + 45)) for index in range(len(lengths))]
     alone = [run_alone(executor, prompt, list(range(45)), (), logits) for prompt in prompts]
     # Two groups, as the pool holds four sequences at a time.
-    for group in (range(0, 4), range(4, 8)):
+    for group in (range(4), range(4, 8)):
         logits.rows.clear()
         together = [Sequence_(f"r{index}", prompts[index], places[index]) for index in group]
         first, *rest = together
@@ -86,7 +89,9 @@ def test_neighbours_in_the_batch_change_no_bit(weights: str, monkeypatch: pytest
             assert sequence.output == alone[index][0]
             num_tokens = len(prompts[index]) + NUM_OUTPUT - 1
             assert_same(kv_of(executor, places[index], num_tokens), alone[index][1], 16)
-            rows = [logits.rows[sequence.request_id, num_tokens - NUM_OUTPUT + 1 + n] for n in range(NUM_OUTPUT)]
+            rows = [
+                logits.rows[sequence.request_id, num_tokens - NUM_OUTPUT + 1 + n] for n in range(NUM_OUTPUT)
+            ]
             assert_same(torch.stack(rows), alone[index][2], 16)
 
 

@@ -118,7 +118,9 @@ def test_eight_bit_weights_stay_close(weights: ModelWeights, monkeypatch: pytest
             # The 8-bit model is led along the 32-bit model's answer.
             sequence.tokens[-1:] = answer[index : index + 1] or sequence.tokens[-1:]
         answer = sequence.output
-        rows[precision] = torch.stack([row for key, row in sorted(logits.rows.items()) if key[0] == precision])
+        rows[precision] = torch.stack(
+            [row for key, row in sorted(logits.rows.items()) if key[0] == precision]
+        )
     exact, close = rows["fp32"].log_softmax(-1), rows["int8"].log_softmax(-1)
     divergence = (exact.exp() * (exact - close)).sum(-1)
     # 0.02 as measured; without the rotation, or with one scale for a whole batch, it is about 0.2.

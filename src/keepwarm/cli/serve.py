@@ -31,7 +31,11 @@ def serve(*, settings: Annotated[ServeSettings | None, Parameter(name="*")] = No
         # Before the server's own signal handling: Ctrl-C ends a fetch at once.
         with pull_progress() as on_progress:
             pull_model(settings.model, on_progress=on_progress)
-    if not run_async(_serve(settings)):
+    try:
+        is_orderly = run_async(_serve(settings))
+    except asyncio.CancelledError:  # told to stop before it was ready
+        is_orderly = False
+    if not is_orderly:
         sys.exit(130)
 
 
@@ -49,10 +53,15 @@ async def _serve(settings: ServeSettings) -> bool:
             loop.remove_signal_handler(signal.SIGINT)  # one more ends even what hangs
         stopping.set()
 
-    loop.add_signal_handler(signal.SIGTERM, stopping.set)
-    loop.add_signal_handler(signal.SIGINT, on_interrupt)
+    starting = asyncio.current_task()
+    if starting is None:
+        raise RuntimeError("serving needs a task of its own")
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, starting.cancel)  # nothing is accepted yet that could be drained
     log.info("starting", model=settings.model)
     async with running_server(settings) as server:
+        loop.add_signal_handler(signal.SIGTERM, stopping.set)
+        loop.add_signal_handler(signal.SIGINT, on_interrupt)
         log.info("ready", url=server.base_url, model=server.model, worker_pid=server.worker_pid)
         await stopping.wait()
         log.info("draining", timeout_s=settings.drain_timeout_s)

@@ -145,13 +145,18 @@ def _keep_most_likely(probabilities: Tensor, num_kept: int, top_p: float) -> Ten
         count = int((before < top_p * total).sum())
         if count < size or size == vocab or num_kept <= size:
             break
-    # 2. Take all above the last kept value, and of its equals those with the lowest ids.
-    border = likely[max(count, 1) - 1]
-    above = probabilities > border
-    equal = (probabilities == border).nonzero().flatten()[: max(count, 1) - int(above.sum())]
-    kept = torch.where(above, probabilities, 0.0)
-    kept[equal] = probabilities[equal]
+    # 2. Keep that many, the rest becomes impossible.
+    ids = _first_of_largest(probabilities, likely[max(count, 1) - 1], max(count, 1))
+    kept = torch.zeros_like(probabilities)
+    kept[ids] = probabilities[ids]
     return kept
+
+
+def _first_of_largest(values: Tensor, border: Tensor, count: int) -> Tensor:
+    """Ids of the `count` largest values, of which `border` is the smallest; among equals the lowest ids."""
+    above = (values > border).nonzero().flatten()
+    equal = (values == border).nonzero().flatten()
+    return torch.cat([above, equal[: count - len(above)]])
 
 
 def uniform_draw(chunk: Chunk) -> float:
@@ -165,7 +170,8 @@ def _with_logprobs(row: Tensor, token_id: int, num_top: int) -> SampledToken:
     logprobs = torch.log_softmax(row, 0)
     top: tuple[TokenLogprob, ...] = ()
     if num_top > 0:
-        values, ids = torch.topk(logprobs, min(num_top, len(row)))
-        pairs = sorted(zip(ids.tolist(), values.tolist(), strict=True), key=lambda pair: (-pair[1], pair[0]))
-        top = tuple(TokenLogprob(token, value) for token, value in pairs)
+        num_top = min(num_top, len(row))
+        ids = _first_of_largest(logprobs, torch.topk(logprobs, num_top).values[-1], num_top).tolist()
+        pairs = sorted((-float(logprobs[index]), index) for index in ids)
+        top = tuple(TokenLogprob(index, -value) for value, index in pairs)
     return SampledToken(token_id, float(logprobs[token_id]), top)

@@ -1,5 +1,6 @@
 """Drives a TorchExecutor through StepPlans, and builds tiny models with random weights."""
 
+import math
 import random
 from collections.abc import Callable, Sequence
 
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from keepwarm.core.ids import RequestId
 from keepwarm.core.request import SamplingParams
-from keepwarm.engine.torch import runner
+from keepwarm.engine.torch import sampler
 from keepwarm.engine.torch.config import ModelConfig
 from keepwarm.engine.torch.load import build_executor
 from keepwarm.engine.torch.runner import TorchExecutor
@@ -39,7 +40,8 @@ def tiny_weights(config: ModelConfig = TINY) -> ModelWeights:
     generator = torch.Generator().manual_seed(5)
 
     def matrix(outputs: int, inputs: int) -> Tensor:
-        return torch.randn(outputs, inputs, generator=generator) / inputs**0.5
+        rows: Tensor = torch.randn(outputs, inputs, generator=generator) / math.sqrt(inputs)
+        return rows
 
     def norm() -> Tensor:
         return 1 + 0.2 * torch.randn(config.hidden_size, generator=generator)
@@ -75,7 +77,7 @@ def random_prompt(seed: int, size: int, vocab_size: int) -> list[int]:
     return random.Random(seed).choices(range(3, vocab_size), k=size)
 
 
-class Sequence_:
+class DrivenRequest:
     """One request: what has been run of it and what it generated."""
 
     def __init__(
@@ -110,7 +112,7 @@ class Sequence_:
         )
 
 
-def step(executor: TorchExecutor, *work: tuple[Sequence_, int | None]) -> StepResult:
+def step(executor: TorchExecutor, *work: tuple[DrivenRequest, int | None]) -> StepResult:
     """Run one step over the given sequences and append what was sampled."""
     result = executor.run(StepPlan(step_id=0, chunks=tuple(sequence.chunk(size) for sequence, size in work)))
     for sequence, _ in work:
@@ -120,7 +122,7 @@ def step(executor: TorchExecutor, *work: tuple[Sequence_, int | None]) -> StepRe
 
 
 def generate(
-    executor: TorchExecutor, sequence: Sequence_, count: int, chunk_sizes: Sequence[int] = ()
+    executor: TorchExecutor, sequence: DrivenRequest, count: int, chunk_sizes: Sequence[int] = ()
 ) -> list[int]:
     """Prefill in chunks of the given sizes (the rest at once), then decode until there are `count` tokens."""
     for size in chunk_sizes:
@@ -137,11 +139,11 @@ class LogitRecorder:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.rows: dict[tuple[str, int], Tensor] = {}
-        original: Callable[..., object] = runner.sample_rows
+        original: Callable[..., object] = sampler.sample_rows
 
         def record(logits: Tensor, chunks: Sequence[Chunk]) -> object:
             for row, chunk in zip(logits, chunks, strict=True):
                 self.rows[chunk.request_id, chunk.start + len(chunk.token_ids)] = row.clone()
             return original(logits, chunks)
 
-        monkeypatch.setattr(runner, "sample_rows", record)
+        monkeypatch.setattr(sampler, "sample_rows", record)

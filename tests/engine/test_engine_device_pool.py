@@ -4,7 +4,7 @@ import random
 
 import pytest
 import torch
-from engine_driver import Sequence_, generate, random_prompt, tiny_executor
+from engine_driver import DrivenRequest, generate, random_prompt, tiny_executor
 
 from keepwarm.engine.torch.settings import EngineSettings
 from keepwarm.store.tiers.device import DevicePool
@@ -55,14 +55,14 @@ def test_make_finite_changes_only_damaged_blocks(pool: DevicePool) -> None:
 def test_a_sequence_goes_on_from_blocks_that_left_and_came_back() -> None:
     executor = tiny_executor(EngineSettings(num_device_blocks=32))
     prompt = random_prompt(3, 100, 256)
-    expected = generate(executor, Sequence_("stays", prompt, range(8)), 10)
-    sequence = Sequence_("moves", prompt, range(8))
+    expected = generate(executor, DrivenRequest("stays", prompt, range(8)), 10)
+    sequence = DrivenRequest("moves", prompt, range(8))
     generate(executor, sequence, 4)
     saved = [bytearray(executor.pool.block_bytes) for _ in range(8)]
     executor.pool.read_blocks(range(8), [memoryview(block) for block in saved])
     places = [20, 5, 9, 31, 11, 12, 13, 0]
-    generate(executor, Sequence_("noise", random_prompt(4, 400, 256), range(32)), 1)
+    generate(executor, DrivenRequest("noise", random_prompt(4, 400, 256), range(32)), 1)
     executor.pool.write_blocks(places, [memoryview(block) for block in saved])
-    moved = Sequence_("moves", prompt, places)
+    moved = DrivenRequest("moves", prompt, places)
     moved.tokens, moved.num_done = list(sequence.tokens), sequence.num_done
     assert generate(executor, moved, 10) == expected

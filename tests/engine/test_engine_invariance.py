@@ -1,10 +1,11 @@
 """A request's bits do not depend on chunking, batching or the place of its blocks."""
 
 from collections.abc import Sequence
+from typing import Literal
 
 import pytest
 import torch
-from engine_driver import LogitRecorder, Sequence_, generate, random_prompt, step, tiny_executor
+from engine_driver import DrivenRequest, LogitRecorder, generate, random_prompt, step, tiny_executor
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -16,6 +17,7 @@ from keepwarm.engine.torch.stability import KEY_SPAN, probe_stability
 from keepwarm.supply.models import ensure_default_model
 
 NUM_OUTPUT = 4
+Precision = Literal["int8", "fp32"]
 
 
 def assert_same(left: Tensor, right: Tensor, head_dim: int) -> None:
@@ -37,7 +39,7 @@ def run_alone(
 ) -> tuple[list[int], Tensor, Tensor]:
     """Tokens, KV and logits of one request."""
     logits.rows.clear()
-    output = generate(executor, Sequence_("alone", prompt, blocks), NUM_OUTPUT, sizes)
+    output = generate(executor, DrivenRequest("alone", prompt, blocks), NUM_OUTPUT, sizes)
     rows = torch.stack([row for _, row in sorted(logits.rows.items())])
     return output, kv_of(executor, blocks, len(prompt) + NUM_OUTPUT - 1), rows
 
@@ -45,17 +47,17 @@ def run_alone(
 @pytest.mark.parametrize("weights", ["int8", "fp32"])
 @given(data=st.data())
 @settings(
-    max_examples=25,
+    max_examples=15,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 def test_chunks_and_scattered_blocks_change_no_bit(
-    weights: str, data: st.DataObject, monkeypatch: pytest.MonkeyPatch
+    weights: Precision, data: st.DataObject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
         logits = LogitRecorder(patch)
-        executor = tiny_executor(EngineSettings(weights=weights, num_device_blocks=96))  # type: ignore[arg-type]
+        executor = tiny_executor(EngineSettings(weights=weights, num_device_blocks=96))
         length = data.draw(st.integers(1, 700), label="length")
         prompt = random_prompt(length, length, 256)
         num_blocks = -(-(length + NUM_OUTPUT) // 16)
@@ -69,9 +71,9 @@ def test_chunks_and_scattered_blocks_change_no_bit(
 
 
 @pytest.mark.parametrize("weights", ["int8", "fp32"])
-def test_neighbours_in_the_batch_change_no_bit(weights: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_neighbours_in_the_batch_change_no_bit(weights: Precision, monkeypatch: pytest.MonkeyPatch) -> None:
     logits = LogitRecorder(monkeypatch)
-    executor = tiny_executor(EngineSettings(weights=weights, num_device_blocks=256))  # type: ignore[arg-type]
+    executor = tiny_executor(EngineSettings(weights=weights, num_device_blocks=256))
     lengths = (1, 5, 16, 130, 257, 511, 600, 33)
     prompts = [random_prompt(seed, size, 256) for seed, size in enumerate(lengths)]
     places = [list(range(50 * index % 200, 50 * index % 200 + 45)) for index in range(len(lengths))]
@@ -79,7 +81,7 @@ def test_neighbours_in_the_batch_change_no_bit(weights: str, monkeypatch: pytest
     # Two groups, as the pool holds four sequences at a time.
     for group in (range(4), range(4, 8)):
         logits.rows.clear()
-        together = [Sequence_(f"r{index}", prompts[index], places[index]) for index in group]
+        together = [DrivenRequest(f"r{index}", prompts[index], places[index]) for index in group]
         first, *rest = together
         step(executor, (first, None), *((sequence, 100) for sequence in rest))
         while any(len(sequence.output) < NUM_OUTPUT for sequence in together):

@@ -2,17 +2,18 @@
 
 import json
 from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 import torch
 import transformers
-from engine_driver import LogitRecorder, Sequence_, generate, random_prompt, step, tiny_executor
+from engine_driver import DrivenRequest, LogitRecorder, generate, random_prompt, step, tiny_executor
 
 from keepwarm.core.errors import ConfigurationError, ModelFileError
 from keepwarm.engine.torch.load import load_executor
 from keepwarm.engine.torch.settings import EngineSettings
 
-SHAPE = {
+SHAPE: dict[str, Any] = {
     "vocab_size": 128,
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -30,19 +31,20 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+PRECISIONS: tuple[Literal["fp32", "int8"], ...] = ("fp32", "int8")
 FP32 = EngineSettings(weights="fp32", num_device_blocks=32)
 
 
-def save_llama(folder: Path, **changes: object) -> transformers.PreTrainedModel:
+def save_llama(folder: Path, **changes: Any) -> Any:
     torch.manual_seed(1)
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**SHAPE, **changes}))
+    model: Any = transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**SHAPE, **changes}))
     model.save_pretrained(folder)
     return model.eval()
 
 
-def save_qwen2(folder: Path) -> transformers.PreTrainedModel:
+def save_qwen2(folder: Path) -> Any:
     torch.manual_seed(1)
-    model = transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**SHAPE))
+    model: Any = transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**SHAPE))
     for layer in model.model.layers:
         for projection in (layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj):
             torch.nn.init.normal_(projection.bias)
@@ -57,7 +59,7 @@ def test_folder_gives_the_logits_of_transformers(
     if kind == "qwen2":
         model = save_qwen2(tmp_path)
     else:
-        changes: dict[str, dict[str, object]] = {
+        changes: dict[str, dict[str, Any]] = {
             "untied": {},
             "tied": {"tie_word_embeddings": True},
             "llama3 rope": {"rope_parameters": LLAMA3},
@@ -66,7 +68,7 @@ def test_folder_gives_the_logits_of_transformers(
         model = save_llama(tmp_path, **changes[kind])
     logits = LogitRecorder(monkeypatch)
     executor = load_executor(tmp_path, FP32)
-    sequence = Sequence_("r", random_prompt(1, 150, 128), range(12))
+    sequence = DrivenRequest("r", random_prompt(1, 150, 128), range(12))
     generate(executor, sequence, 3, (100,))
     with torch.inference_mode():
         expected = model(torch.tensor([sequence.tokens[:-1]]), logits_to_keep=3).logits[0]
@@ -81,9 +83,9 @@ def test_eight_bit_weights_follow_thirty_two_bit_ones(
     save_qwen2(tmp_path)
     logits = LogitRecorder(monkeypatch)
     prompt = random_prompt(1, 60, 128)
-    for precision in ("fp32", "int8"):
-        settings = EngineSettings(weights=precision, num_device_blocks=8)  # type: ignore[arg-type]
-        step(load_executor(tmp_path, settings), (Sequence_(precision, prompt, range(8)), None))
+    for precision in PRECISIONS:
+        settings = EngineSettings(weights=precision, num_device_blocks=8)
+        step(load_executor(tmp_path, settings), (DrivenRequest(precision, prompt, range(8)), None))
     exact, close = logits.rows["fp32", 60], logits.rows["int8", 60]
     assert torch.nn.functional.cosine_similarity(exact, close, dim=0) > 0.99
 
@@ -154,9 +156,9 @@ def test_wrong_settings_are_refused(settings: dict[str, int]) -> None:
 
 def test_damaged_state_fails_its_request_alone_and_is_repaired() -> None:
     executor = tiny_executor(EngineSettings(num_device_blocks=64))
-    good = Sequence_("good", random_prompt(1, 40, 256), range(8))
-    bad = Sequence_("bad", random_prompt(2, 40, 256), range(8, 16))
-    expected = generate(executor, Sequence_("alone", good.tokens, range(20, 28)), 3)
+    good = DrivenRequest("good", random_prompt(1, 40, 256), range(8))
+    bad = DrivenRequest("bad", random_prompt(2, 40, 256), range(8, 16))
+    expected = generate(executor, DrivenRequest("alone", good.tokens, range(20, 28)), 3)
     step(executor, (good, None), (bad, None))
     executor.pool.kv[0, 8 * 16 + 3] = torch.nan
     result = step(executor, (good, None), (bad, None))

@@ -1,9 +1,11 @@
 """32-bit weights give transformers' logits and greedy tokens; 8-bit weights stay close to them."""
 
+from typing import Any, Literal
+
 import pytest
 import torch
 import transformers
-from engine_driver import LogitRecorder, Sequence_, random_prompt, step
+from engine_driver import DrivenRequest, LogitRecorder, random_prompt, step
 from torch import Tensor
 
 from keepwarm.core.request import SamplingParams
@@ -14,6 +16,7 @@ from keepwarm.supply.models import ensure_default_model
 
 LENGTHS = (5, 6, 8, 11, 15, 16, 17, 24, 31, 40, 48, 64, 80, 100, 128, 160, 230, 333, 520, 1500)
 NUM_OUTPUT = 64
+PRECISIONS: tuple[Literal["fp32", "int8"], ...] = ("fp32", "int8")
 CHAT = [1, 4093, 198, 1780, 314, 260, 3575, 282, 4649, 47, 2, 198, 1, 520, 9531, 198]
 """A short question in the model's chat format."""
 
@@ -23,11 +26,11 @@ def weights() -> ModelWeights:
     return open_model(ensure_default_model()).weights
 
 
-def reference_model(weights: ModelWeights) -> transformers.LlamaForCausalLM:
+def reference_model(weights: ModelWeights) -> Any:
     """transformers' own model with our dequantised weights, rotary rows put back into halves."""
     config = weights.config
     with torch.device("meta"):
-        model = transformers.LlamaForCausalLM(
+        model: Any = transformers.LlamaForCausalLM(
             transformers.LlamaConfig(
                 vocab_size=config.vocab_size,
                 hidden_size=config.hidden_size,
@@ -53,7 +56,7 @@ def reference_model(weights: ModelWeights) -> transformers.LlamaForCausalLM:
         "lm_head.weight": weights.head,
     }
     for index, layer in enumerate(weights.layers):
-        q, k, v = layer.qkv.split([width, kv_width, kv_width])
+        q, k, v = torch.split(layer.qkv, [width, kv_width, kv_width])
         gate, up = layer.gate_up.chunk(2)
         prefix = f"model.layers.{index}."
         state |= {
@@ -85,7 +88,7 @@ def test_logits_and_greedy_tokens_equal_transformers(
     for seed, length in enumerate(LENGTHS):
         num_blocks = -(-(length + NUM_OUTPUT) // 16)
         prompt = random_prompt(seed, length, weights.config.vocab_size)
-        sequences.append(Sequence_(f"r{length}", prompt, range(first_block, first_block + num_blocks)))
+        sequences.append(DrivenRequest(f"r{length}", prompt, range(first_block, first_block + num_blocks)))
         first_block += num_blocks
     # Long prompts in chunks, beside the decodes of the short ones; then all decode as one batch.
     while any(len(sequence.output) < NUM_OUTPUT for sequence in sequences):
@@ -109,10 +112,10 @@ def test_eight_bit_weights_stay_close(weights: ModelWeights, monkeypatch: pytest
     greedy = SamplingParams(max_tokens=num_output, temperature=0.0)
     rows: dict[str, Tensor] = {}
     answer: list[int] = []
-    for precision in ("fp32", "int8"):
-        settings = EngineSettings(weights=precision, num_device_blocks=8)  # type: ignore[arg-type]
+    for precision in PRECISIONS:
+        settings = EngineSettings(weights=precision, num_device_blocks=8)
         executor = build_executor(weights, settings, name="default", fingerprint="test")
-        sequence = Sequence_(precision, CHAT, range(8), greedy)
+        sequence = DrivenRequest(precision, CHAT, range(8), greedy)
         for index in range(num_output):
             step(executor, (sequence, None))
             # The 8-bit model is led along the 32-bit model's answer.

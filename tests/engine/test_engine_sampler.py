@@ -50,7 +50,8 @@ def slow_filter(row: list[float], params: SamplingParams) -> list[float]:
     if params.top_k > 0:
         ranked = ranked[: params.top_k]
     mass = sum(probability for probability, _ in ranked)
-    kept, reached = [], 0.0
+    kept: list[tuple[float, int]] = []
+    reached = 0.0
     for probability, index in ranked:
         if kept and reached >= params.top_p * mass:
             break

@@ -13,9 +13,9 @@ import torch
 from keepwarm.core.events import SampledToken
 from keepwarm.core.ids import RequestId
 from keepwarm.engine.executor import ModelInfo
+from keepwarm.engine.torch import sampler
 from keepwarm.engine.torch.attention_plan import AttentionPlanner, ChunkRows
 from keepwarm.engine.torch.model import LlamaModel
-from keepwarm.engine.torch.sampler import sample_rows
 from keepwarm.scheduling.plan import Chunk, ChunkFailure, StepPlan, StepResult
 from keepwarm.store.tiers.device import DevicePool
 
@@ -89,7 +89,7 @@ class TorchExecutor:
         wanted = [chunk for chunk in chunks if chunk.is_sampled]
         if not wanted:
             return
-        for chunk, result in zip(wanted, sample_rows(output.logits, wanted), strict=True):
+        for chunk, result in zip(wanted, sampler.sample_rows(output.logits, wanted), strict=True):
             if chunk.request_id in broken:
                 continue
             if isinstance(result, Exception):

@@ -102,10 +102,8 @@ def _adjust(row: Tensor, chunk: Chunk) -> Tensor:
 
 def _choose(row: Tensor, chunk: Chunk) -> int:
     params = chunk.sampling
-    if not torch.isfinite(row.max()):
-        raise SamplingFailed(
-            "no token can be sampled: all are forbidden, or the model's output is not a number"
-        )
+    if not math.isfinite(row.max()):
+        raise SamplingFailed("no token can be sampled: min_tokens forbids all that are left; lower it")
     if params.temperature <= 0:
         return int(row.argmax())
     probabilities = filtered_probabilities(row, params)

@@ -198,9 +198,9 @@ async def test_a_lost_worker_ends_its_requests_and_may_come_back(case: Case) -> 
     assert isinstance((await collect(case.worker, request("b", range(1, 7))))[-1], RequestFinished)
 
 
+@pytest.mark.parametrize("case", ["remote"], indirect=True)  # one in this process cannot fall silent
 async def test_a_worker_that_was_only_silent_does_not_go_on_for_nobody(case: Case) -> None:
-    if not isinstance(case.worker, RemoteWorker):
-        pytest.skip("a worker in this process cannot fall silent")
+    assert isinstance(case.worker, RemoteWorker)
     stream = case.worker.generate(request("a", range(1, 7), max_tokens=50))
     await anext(stream)
     case.worker.mark_lost("the test says so")

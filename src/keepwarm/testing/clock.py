@@ -35,12 +35,13 @@ class ManualClock:
 
         `num_spins`: passes of the event loop after which tasks count as waiting.
         """
+        threads = anyio.to_thread.current_default_thread_limiter()
         while True:
-            for _ in range(num_spins):
-                await asyncio.sleep(0)
-            if anyio.to_thread.current_default_thread_limiter().borrowed_tokens:
-                await asyncio.sleep(0.001)  # real time: a thread is at work for some task
-                continue
+            num_quiet = 0
+            while num_quiet < num_spins:
+                # What a thread returns sets tasks in motion: the count starts again after it.
+                num_quiet = 0 if threads.borrowed_tokens else num_quiet + 1
+                await asyncio.sleep(0.0005 if threads.borrowed_tokens else 0)
             self._sleepers = [sleeper for sleeper in self._sleepers if not sleeper[2].done()]
             heapq.heapify(self._sleepers)
             if not self._sleepers:

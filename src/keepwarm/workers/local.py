@@ -21,6 +21,7 @@ from keepwarm.engine.executor import ModelInfo
 from keepwarm.scheduling.plan import StepPlan, StepResult
 from keepwarm.store.block import Move
 from keepwarm.store.tiers.base import MoveOutcome
+from keepwarm.workers.block_feed import BlockFeed
 from keepwarm.workers.engine_loop import EngineLoop
 from keepwarm.workers.worker import WorkerHealth
 
@@ -51,7 +52,7 @@ class LocalWorker:
         self._runner = runner
         self._health = WorkerHealth.STARTING
         self._streams: Streams = {}
-        self._block_listeners: set[asyncio.Queue[BlockEvent]] = set()
+        self._blocks = BlockFeed()
         self._has_work = asyncio.Event()
         self._is_idle = asyncio.Event()
         self._is_idle.set()
@@ -95,14 +96,8 @@ class LocalWorker:
         self._engine.cancel(request_id, self._clock.now_s())
         self._wake()
 
-    async def block_events(self) -> AsyncIterator[BlockEvent]:
-        queue: asyncio.Queue[BlockEvent] = asyncio.Queue()
-        self._block_listeners.add(queue)
-        try:
-            while True:
-                yield await queue.get()
-        finally:
-            self._block_listeners.discard(queue)
+    def block_events(self) -> AsyncIterator[BlockEvent]:
+        return self._blocks.events()
 
     async def stats(self) -> WorkerStats:
         return self._engine.stats()
@@ -159,8 +154,7 @@ class LocalWorker:
                 if queue := self._streams.get(event.request_id):
                     queue.put_nowait(event)
             else:
-                for listener in self._block_listeners:
-                    listener.put_nowait(event)
+                self._blocks.publish(event)
 
 
 def _ended_by_close(request_id: RequestId, now_s: float) -> RequestFinished:

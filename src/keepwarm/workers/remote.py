@@ -23,6 +23,7 @@ from keepwarm.core.request import Request
 from keepwarm.core.stats import WorkerStats
 from keepwarm.engine.executor import ModelInfo
 from keepwarm.workers import wire
+from keepwarm.workers.block_feed import BlockFeed
 from keepwarm.workers.worker import WorkerHealth
 
 StreamItem = RequestEvent | WorkerLost | Overloaded
@@ -53,7 +54,7 @@ class RemoteWorker:
         self._streams: dict[RequestId, asyncio.Queue[StreamItem]] = {}
         self._calls: dict[int, asyncio.Future[wire.Stats | wire.Drained]] = {}
         self._call_ids = itertools.count(1)
-        self._block_listeners: set[asyncio.Queue[BlockEvent]] = set()
+        self._blocks = BlockFeed()
         self._last_heard_s = clock.now_s()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -96,14 +97,8 @@ class RemoteWorker:
             # A send completes at once while the queue has no limit, so nothing needs to wait for it.
             self._socket.send(wire.encode(wire.Cancel(request_id)))
 
-    async def block_events(self) -> AsyncIterator[BlockEvent]:
-        queue: asyncio.Queue[BlockEvent] = asyncio.Queue()
-        self._block_listeners.add(queue)
-        try:
-            while True:
-                yield await queue.get()
-        finally:
-            self._block_listeners.discard(queue)
+    def block_events(self) -> AsyncIterator[BlockEvent]:
+        return self._blocks.events()
 
     async def stats(self) -> WorkerStats:
         call_id = next(self._call_ids)
@@ -192,8 +187,7 @@ class RemoteWorker:
                 case wire.Refused(request_id, text):
                     self._to_stream(request_id, Overloaded(text))
                 case wire.Stored(event) | wire.Removed(event) | wire.Cleared(event):
-                    for listener in self._block_listeners:
-                        listener.put_nowait(event)
+                    self._blocks.publish(event)
                 case wire.Stats(call_id) | wire.Drained(call_id):
                     if (call := self._calls.get(call_id)) and not call.done():
                         call.set_result(message)
@@ -207,8 +201,7 @@ class RemoteWorker:
     def _meet(self, hello: wire.Hello) -> None:
         if self._hello and self._hello.epoch != hello.epoch:
             self.mark_lost("its process was restarted")
-            for listener in self._block_listeners:
-                listener.put_nowait(AllBlocksCleared())
+            self._blocks.publish(AllBlocksCleared())
         if hello.protocol_version != wire.PROTOCOL_VERSION:
             self.mark_lost(f"it speaks protocol {hello.protocol_version}, this is {wire.PROTOCOL_VERSION}")
             return

@@ -78,6 +78,10 @@ def build_executor(
     config = weights.config
     max_len = min(settings.max_model_len or config.max_len, config.max_len)
     stability = probe_stability(config.head_dim)
+    if not stability.is_exact:
+        _log.warning(
+            "no matrix sizes with stable bits found here; batching may change the last bits of results"
+        )
     attention = Attention(config, settings.block_size, stability)
 
     def make_linear(weight: Tensor, kind: InputKind) -> Linear:

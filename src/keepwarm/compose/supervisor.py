@@ -16,8 +16,8 @@ from keepwarm.core.errors import ConfigurationError
 from keepwarm.core.ids import WorkerId
 
 WAIT_POLICY = "passive"
-"""How compute threads wait for each other, unless the environment says otherwise. Spinning is up to an eighth
-faster on an idle machine and several times slower beside a busy one; agents' tools share the cores."""
+"""How compute threads wait for each other, unless the environment says otherwise: asleep. Spinning takes the
+cores from gateway, clients and agents' tools, and whole tasks get slower even on an idle machine (bench/LOG.md)."""
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 30.0
 STEADY_AFTER_S = 60.0

@@ -16,8 +16,8 @@ from keepwarm.core.errors import ConfigurationError
 from keepwarm.core.ids import WorkerId
 
 WAIT_POLICY = "passive"
-"""How compute threads wait for each other, unless the environment says otherwise: asleep. Spinning takes the
-cores from gateway, clients and agents' tools, and whole tasks get slower even on an idle machine (bench/LOG.md)."""
+"""How compute threads wait for each other, unless the environment says otherwise: asleep. Spinning takes
+the cores from gateway, clients and tools; whole tasks get slower even on an idle machine (bench/LOG.md)."""
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 30.0
 STEADY_AFTER_S = 60.0

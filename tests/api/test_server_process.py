@@ -6,58 +6,19 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import httpx2
 import pytest
 
+from keepwarm.testing.process import SERVE_SCRIPTED, long_body, serving
 
-@dataclass
-class Server:
-    process: subprocess.Popen[bytes]
-    client: httpx2.Client
-    worker_pid: int | None
-    decision_log: Path
-
-    def chat(self, **more: Any) -> httpx2.Response:
-        body = {"model": "scripted", "messages": [{"role": "user", "content": "hello"}], **more}
-        return self.client.post("/v1/chat/completions", json=body)
-
-
-@contextmanager
-def serving(tmp_path: Path, *flags: str) -> Iterator[Server]:
-    decisions, log = tmp_path / "decisions.jsonl", tmp_path / "server.log"
-    command = [sys.executable, "-m", "keepwarm", "serve", "--model", "scripted", "--port", "0"]
-    with log.open("wb") as stderr:  # a file: nobody reads a pipe while the test waits for answers
-        process = subprocess.Popen(
-            [*command, "--decision-log", str(decisions), "--log-format", "json", *flags], stderr=stderr
-        )
-    try:
-        row = wait_for_ready(process, log)
-        with httpx2.Client(base_url=row["url"], timeout=30) as client:
-            yield Server(process, client, row["worker_pid"], decisions)
-    finally:
-        process.kill()
-        process.wait()
-
-
-def wait_for_ready(process: subprocess.Popen[bytes], log: Path) -> dict[str, Any]:
-    while process.poll() is None:
-        for line in log.read_text().splitlines():
-            row: dict[str, Any] = json.loads(line)
-            if row["event"] == "ready":
-                return row
-        time.sleep(0.05)
-    raise RuntimeError(f"the server ended before it was ready: {log.read_text()}")
+CHAT = "/v1/chat/completions"
 
 
 @pytest.mark.parametrize("place", ["process", "inline"])
 def test_serves_decides_and_drains_on_sigterm(tmp_path: Path, place: str) -> None:
-    with serving(tmp_path, "--worker", place) as server:
+    decisions = tmp_path / "decisions.jsonl"
+    with serving(tmp_path, "--worker", place, "--decision-log", str(decisions)) as server:
         assert server.client.get("/readyz").status_code == 200
         first = server.chat(max_tokens=4, ignore_eos=True).json()
         second = server.chat(max_tokens=4, ignore_eos=True).json()
@@ -65,38 +26,21 @@ def test_serves_decides_and_drains_on_sigterm(tmp_path: Path, place: str) -> Non
         assert first["choices"][0]["message"] == second["choices"][0]["message"]
         assert second["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
         assert "keepwarm_worker_blocks" in server.client.get("/metrics").text
-        with server.client.stream(
-            "POST",
-            "/v1/chat/completions",
-            json={
-                "model": "scripted",
-                "messages": [{"role": "user", "content": "go on"}],
-                "max_tokens": 200,
-                "ignore_eos": True,
-                "stream": True,
-            },
-        ) as stream:
+        with server.client.stream("POST", CHAT, json=long_body(200, stream=True)) as stream:
             lines = stream.iter_lines()
             next(lines)
             server.process.send_signal(signal.SIGTERM)
             rest = list(lines)
         assert rest[-2:] == ["data: [DONE]", ""], "what was accepted is finished"
         assert server.process.wait(timeout=20) == 0
-    kinds = {json.loads(line)["kind"] for line in server.decision_log.read_text().splitlines()}
+    kinds = {json.loads(line)["kind"] for line in decisions.read_text().splitlines()}
     assert {"session", "route", "admit"} <= kinds
 
 
 def test_a_client_that_leaves_frees_everything(tmp_path: Path) -> None:
-    body = {
-        "model": "scripted",
-        "messages": [{"role": "user", "content": "go on"}],
-        "max_tokens": 30_000,
-        "ignore_eos": True,
-        "stream": True,
-    }
     with serving(tmp_path) as server:
-        for path in ("/v1/chat/completions", "/v1/messages"):
-            with server.client.stream("POST", path, json=body) as stream:
+        for path in (CHAT, "/v1/messages"):
+            with server.client.stream("POST", path, json=long_body(30_000, stream=True)) as stream:
                 lines = stream.iter_lines()  # kept: a dropped iterator closes the stream
                 next(lines)
                 assert 'keepwarm_worker_open_leases{worker="w0"} 1.0' in server.client.get("/metrics").text
@@ -108,17 +52,7 @@ def test_a_client_that_leaves_frees_everything(tmp_path: Path) -> None:
 def test_a_killed_worker_takes_no_connection_with_it_and_comes_back(tmp_path: Path) -> None:
     with serving(tmp_path) as server:
         assert server.worker_pid is not None
-        with server.client.stream(
-            "POST",
-            "/v1/chat/completions",
-            json={
-                "model": "scripted",
-                "messages": [{"role": "user", "content": "go on"}],
-                "max_tokens": 20_000,
-                "ignore_eos": True,
-                "stream": True,
-            },
-        ) as stream:
+        with server.client.stream("POST", CHAT, json=long_body(20_000, stream=True)) as stream:
             lines = stream.iter_lines()
             next(lines)
             os.kill(server.worker_pid, signal.SIGKILL)
@@ -133,9 +67,8 @@ def test_a_killed_worker_takes_no_connection_with_it_and_comes_back(tmp_path: Pa
 
 def test_a_signal_while_starting_ends_it_at_once(tmp_path: Path) -> None:
     log = tmp_path / "server.log"
-    command = [sys.executable, "-m", "keepwarm", "serve", "--model", "scripted", "--port", "0"]
     with log.open("wb") as stderr:
-        process = subprocess.Popen([*command, "--log-format", "json"], stderr=stderr)
+        process = subprocess.Popen(SERVE_SCRIPTED, stderr=stderr)
         while '"starting"' not in log.read_text():
             time.sleep(0.01)
         process.send_signal(signal.SIGTERM)

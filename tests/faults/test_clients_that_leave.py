@@ -5,78 +5,33 @@ import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
-import httpx2
 import pytest
 
-
-@dataclass
-class Server:
-    process: subprocess.Popen[bytes]
-    client: httpx2.Client
-    port: int
-    worker_pid: int | None
-    log: Path
-
-    def connect(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port), timeout=30)
-
-    def num_running(self) -> int:
-        found = re.search(r"keepwarm_worker_running\{[^}]*\} (\d+)", self.client.get("/metrics").text)
-        return int(found[1]) if found else -1
-
-    def wait_until_running(self, number: int, within_s: float) -> None:
-        deadline = time.monotonic() + within_s
-        while (running := self.num_running()) != number:
-            assert time.monotonic() < deadline, f"{running} requests run, not {number}"
-            time.sleep(0.02)
+from keepwarm.testing.process import ServedProcess, long_body, serving
 
 
-@contextmanager
-def serving(tmp_path: Path, *flags: str, **env: str) -> Iterator[Server]:
-    log = tmp_path / "server.log"
-    command = [sys.executable, "-m", "keepwarm", "serve", "--model", "scripted", "--port", "0"]
-    with log.open("wb") as stderr:  # a file: nobody reads a pipe while the test waits for answers
-        process = subprocess.Popen(
-            [*command, "--log-format", "json", *flags], stderr=stderr, env={**os.environ, **env}
-        )
-    try:
-        row = wait_for_ready(process, log)
-        with httpx2.Client(base_url=row["url"], timeout=30) as client:
-            yield Server(process, client, int(row["url"].rsplit(":", 1)[1]), row["worker_pid"], log)
-    finally:
-        process.kill()
-        process.wait()
+def connect(server: ServedProcess) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", server.port), timeout=30)
 
 
-def wait_for_ready(process: subprocess.Popen[bytes], log: Path) -> dict[str, Any]:
-    while process.poll() is None:
-        for line in log.read_text().splitlines():
-            row: dict[str, Any] = json.loads(line)
-            if row["event"] == "ready":
-                return row
-        time.sleep(0.05)
-    raise RuntimeError(f"the server ended before it was ready: {log.read_text()}")
+def num_running(server: ServedProcess) -> int:
+    found = re.search(r"keepwarm_worker_running\{[^}]*\} (\d+)", server.client.get("/metrics").text)
+    return int(found[1]) if found else -1
+
+
+def wait_until_running(server: ServedProcess, number: int, within_s: float) -> None:
+    deadline = time.monotonic() + within_s
+    while (running := num_running(server)) != number:
+        assert time.monotonic() < deadline, f"{running} requests run, not {number}"
+        time.sleep(0.02)
 
 
 def long_call(path: str = "/v1/chat/completions", *, stream: bool) -> bytes:
-    body = json.dumps(
-        {
-            "model": "scripted",
-            "messages": [{"role": "user", "content": "go on"}],
-            "max_tokens": 30_000,
-            "ignore_eos": True,
-            "stream": stream,
-        }
-    ).encode()
+    body = json.dumps(long_body(30_000, stream=stream)).encode()
     return f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
 
 
@@ -91,7 +46,7 @@ def read_all(connection: socket.socket) -> bytes:
 
 def test_many_running_calls_keep_nobody_else_waiting(tmp_path: Path) -> None:
     with serving(tmp_path) as server:
-        connections = [server.connect() for _ in range(32)]  # closed below: that they leave is the test
+        connections = [connect(server) for _ in range(32)]  # closed below: that they leave is the test
         for connection in connections:
             connection.sendall(long_call(stream=False))
         time.sleep(1)
@@ -104,16 +59,16 @@ def test_many_running_calls_keep_nobody_else_waiting(tmp_path: Path) -> None:
         for connection in connections:
             connection.close()
         assert max(waits) < 2
-        server.wait_until_running(0, within_s=5)
+        wait_until_running(server, 0, within_s=5)
 
 
 def test_a_pipelining_client_that_leaves_is_not_a_crash(tmp_path: Path) -> None:
     with serving(tmp_path) as server:
-        with server.connect() as connection:
+        with connect(server) as connection:
             connection.sendall(2 * long_call(stream=True))
             connection.recv(1)
             time.sleep(0.2)
-        server.wait_until_running(0, within_s=10)
+        wait_until_running(server, 0, within_s=10)
         assert "Traceback" not in server.log.read_text()
 
 
@@ -146,10 +101,10 @@ def test_calls_that_a_shutdown_cuts_off_end_with_an_error_of_their_dialect(
 ) -> None:
     with serving(tmp_path, "--worker", place, *flags) as server, ExitStack() as stack:
         calls = [long_call(stream=True), long_call(stream=False), long_call("/v1/messages", stream=False)]
-        connections = [stack.enter_context(server.connect()) for _ in calls]
+        connections = [stack.enter_context(connect(server)) for _ in calls]
         for connection, call in zip(connections, calls, strict=True):
             connection.sendall(call)
-        server.wait_until_running(3, within_s=5)
+        wait_until_running(server, 3, within_s=5)
         for number in signals:
             server.process.send_signal(number)
             time.sleep(0.3)

@@ -74,6 +74,11 @@ class Placement:
 
     # ------------------------------------------------------------------ moves
 
+    @property
+    def has_arriving(self) -> bool:
+        """Whether some block's bytes are on their way."""
+        return bool(self._in_flight)
+
     def promote(self, nodes: Sequence[Node], slots: Sequence[int]) -> None:
         """Prepare copying pinned host blocks, parents first, into device `slots`."""
         move = self._prepare(nodes, Tier.HOST, Tier.DEVICE, slots, MoveReason.PROMOTE)
@@ -137,11 +142,6 @@ class Placement:
                 return None
             self._demote(self._take_victims(num_missing))
         return pool.take(num_blocks)
-
-    @property
-    def has_arriving(self) -> bool:
-        """Whether some block's bytes are on their way."""
-        return bool(self._in_flight)
 
     def _take_victims(self, num_blocks: int) -> list[Node]:
         """Device blocks to evict, children before parents. The caller has checked that there are enough."""

@@ -14,7 +14,9 @@ KeepwarmError
 ├── RequestFailed             an exception inside one request; others go on
 ├── ConfigurationError        a setting is wrong; names it
 │   └── MissingExtra          a part is not installed; gives the install line
-└── ModelFileError            weights or tokenizer cannot be read
+├── ModelFileError            weights or tokenizer cannot be read
+└── TierUnavailable           a storage tier does not answer or refuses (retryable)
+    └── TierFull              it has no room for more; what it holds can still be read
 """
 
 
@@ -95,3 +97,16 @@ class MissingExtra(ConfigurationError):
 
 class ModelFileError(KeepwarmError):
     code = "model_file_error"
+
+
+class TierUnavailable(KeepwarmError):
+    """A storage tier as a whole failed: no connection, time-out, I/O error. Single bad blocks are not errors."""
+
+    code = "tier_unavailable"
+    retryable = True
+
+
+class TierFull(TierUnavailable):
+    """The medium has no room, or may not be written; reading goes on."""
+
+    code = "tier_full"

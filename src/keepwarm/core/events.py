@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from keepwarm.core.blocks import BlockKey, Tier
 from keepwarm.core.ids import RequestId
-from keepwarm.core.request import FinishReason, Timing, Usage
+from keepwarm.core.request import FinishReason, RetentionReport, Timing, Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +45,8 @@ class RequestFinished:
     """The stop id that ended generation; it is not among the generated tokens."""
     error_code: str | None = None
     error_message: str | None = None
+    retention: RetentionReport | None = None
+    """Only for a request that carried a wish."""
 
 
 @dataclass(frozen=True, slots=True)

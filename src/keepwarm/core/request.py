@@ -38,6 +38,36 @@ class Reuse(enum.StrEnum):
     OFF = "off"
 
 
+class RetentionOutcome(enum.StrEnum):
+    """What became of a retention wish."""
+
+    ACCEPTED = "accepted"
+    CLIPPED = "clipped"
+    """Taken for fewer tokens, or a shorter time, than wished: the tenant's budget has no more."""
+    EXPIRED = "expired"
+    """Its time is over; the blocks go on as if never wished for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetentionWish:
+    """A client's wish that a prompt stay warm. Soft: it makes blocks younger than they are, never immovable."""
+
+    ttl_s: float
+    """Seconds of youth that the wish lends, counted from the last use."""
+    num_tokens: int | None = None
+    """How many tokens of the prompt, from the start; None: all of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetentionReport:
+    """Answer to a wish, sent with the end of its request."""
+
+    outcome: RetentionOutcome
+    num_tokens: int
+    """Tokens that the wish covers, in whole blocks."""
+    ttl_s: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How the next token is chosen. Defaults are those of the OpenAI API; temperature 0 means greedy."""
@@ -82,6 +112,8 @@ class Hints:
     priority: int = 0
     strict_priority: int = 0
     num_expected_output_tokens: int | None = None
+    expected_return_s: float | None = None
+    """Seconds from the end of this answer to the session's next call, as the client expects them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +133,7 @@ class Request:
     arrival_s: float = 0.0
     hints: Hints = field(default_factory=Hints)
     reuse: Reuse = Reuse.ON
+    retention: RetentionWish | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ Never holds wire types or text. Built by `gateway`, turned into a `core.request.
 from dataclasses import dataclass, field
 
 from keepwarm.core.ids import DEFAULT_TENANT, TenantId
-from keepwarm.core.request import Hints, Reuse, SamplingParams, SessionSource
+from keepwarm.core.request import Hints, RetentionWish, Reuse, SamplingParams, SessionSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,3 +35,4 @@ class Draft:
     cache_salt: str = ""
     hints: Hints = field(default_factory=Hints)
     reuse: Reuse = Reuse.ON
+    retention: RetentionWish | None = None

@@ -65,6 +65,7 @@ class Intake:
             arrival_s=now_s,
             hints=draft.hints,
             reuse=draft.reuse,
+            retention=draft.retention,
         )
         route = self._router.route(request)
         self._on_decision(now_s, route)

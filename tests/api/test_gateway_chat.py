@@ -259,7 +259,10 @@ async def test_identity_hints_tenant_and_reuse_arrive() -> None:
 async def test_text_parts_render_like_the_string() -> None:
     source = says("a")
     await answer(source, messages=[{"role": "user", "content": "one\ntwo"}])
-    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two", "cache_control": {"type": "x"}}]
+    parts = [
+        {"type": "text", "text": "one"},
+        {"type": "text", "text": "two", "cache_control": {"type": "ephemeral"}},
+    ]
     await answer(source, messages=[{"role": "user", "content": parts}])
     assert source.drafts[0].token_ids == source.drafts[1].token_ids
 

@@ -17,7 +17,8 @@ from keepwarm.scheduling.plan import StepPlan, StepResult
 from keepwarm.scheduling.queue import ArrivalOrder, PriorityOrder, QueueOrder
 from keepwarm.scheduling.scheduler import Scheduler, SchedulerSettings
 from keepwarm.store.eviction.ordered import LeafLru
-from keepwarm.store.manager import BlockManager
+from keepwarm.store.manager import BlockManager, StoreSettings
+from keepwarm.store.pricing import CostModel
 
 ROOT = Namespace(model="m", block_size=4).root()
 
@@ -41,11 +42,14 @@ class World:
     """A scheduler whose model always says 100 + the number of tokens so far."""
 
     def __init__(self, *, blocks: int = 16, batch: int = 8, order: QueueOrder | None = None) -> None:
-        self.blocks = BlockManager(num_device_blocks=blocks, num_host_blocks=blocks, new_policy=LeafLru)
+        self.blocks = BlockManager(
+            StoreSettings(block_size=4, num_device_blocks=blocks, num_host_blocks=blocks), new_policy=LeafLru
+        )
         self.scheduler = Scheduler(
             settings=SchedulerSettings(block_size=4, max_batch_tokens=batch, max_running=4),
             blocks=self.blocks,
             order=order or ArrivalOrder(),
+            costs=CostModel(block_bytes=1, block_size=4),
         )
         self.now_s = 0.0
 

@@ -1,29 +1,36 @@
 """Whole worker, no model: every token computed sees exactly the tokens before it, whatever was evicted.
 
-The executor and the block store below keep, per slot, which tokens are in it. A step that reads a slot
-with other content than the request's own history fails the test at once.
+The executor and the block store below keep, per slot and per key on a slow tier, which tokens are in it. A
+step that reads a slot with other content than the request's own history fails the test at once. Tasks on slow
+tiers copy their bytes some steps after they were prepared and land some steps later still, so a slot that is
+given away too early is found.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keepwarm.core.blocks import Namespace, Tier, extend_chain
-from keepwarm.core.events import RequestFinished, SampledToken, TokensGenerated
+from keepwarm.core.blocks import BlockKey, Namespace, Tier, extend_chain
+from keepwarm.core.events import RequestFinished, SampledToken, TokensGenerated, WorkerEvent
 from keepwarm.core.ids import RequestId, SessionId, WorkflowId
-from keepwarm.core.request import FinishReason, Request, Reuse, SamplingParams, SessionRef
+from keepwarm.core.request import FinishReason, Request, RetentionWish, Reuse, SamplingParams, SessionRef
 from keepwarm.engine.executor import ModelInfo
 from keepwarm.scheduling.plan import Chunk, StepPlan, StepResult
 from keepwarm.scheduling.queue import ArrivalOrder, PriorityOrder
 from keepwarm.scheduling.scheduler import Scheduler, SchedulerSettings
-from keepwarm.store.block import Move
+from keepwarm.store.block import BackgroundTask, Move, Probe
 from keepwarm.store.eviction.ordered import LeafFifo, LeafLru
-from keepwarm.store.manager import BlockManager
-from keepwarm.store.tiers.base import MoveOutcome
+from keepwarm.store.manager import BlockManager, StoreSettings
+from keepwarm.store.pricing import CostModel
+from keepwarm.store.record import HEADER_BYTES, TOKEN_BYTES, BlockRead
+from keepwarm.store.tiers.base import MoveOutcome, TaskOutcome, TierFacts
+from keepwarm.store.tiers.keyed import StoredEntry
 from keepwarm.workers.engine_loop import EngineLoop
 
 BLOCK_SIZE = 2
+RECORD_BYTES = HEADER_BYTES + TOKEN_BYTES * BLOCK_SIZE + 1
 ROOT = Namespace(model="m", block_size=BLOCK_SIZE).root()
 SESSION = SessionRef(session_id=SessionId("s"), workflow_id=WorkflowId("w"))
 
@@ -34,7 +41,12 @@ class Memory:
 
     slots: dict[tuple[Tier, int], list[int]] = field(default_factory=dict)
     histories: dict[RequestId, list[int]] = field(default_factory=dict)
+    stored: dict[tuple[Tier, BlockKey], list[int]] = field(default_factory=dict)
+    slow_tiers: dict[Tier, TierFacts] = field(default_factory=dict)
     failing_moves: set[int] = field(default_factory=set)
+    rotten_reads: set[int] = field(default_factory=set)
+    """Which reads of a block from a slow tier, counted over the run, find it rotten."""
+    num_reads: int = 0
     num_computed: int = 0
 
     # -- BlockStore
@@ -53,6 +65,41 @@ class Memory:
         for source, target in zip(move.source_slots, move.target_slots, strict=True):
             self.slots[move.target, target] = list(self.slots[move.source, source])
         return MoveOutcome(len(move.keys), 0.0)
+
+    def entries(self, tier: Tier) -> list[StoredEntry]:
+        raise NotImplementedError(tier)
+
+    def execute_task(self, task: BackgroundTask, is_cancelled: Callable[[], bool]) -> TaskOutcome:
+        if isinstance(task, Probe):
+            held = [(task.tier, key) in self.stored for key in task.keys]
+            return TaskOutcome(duration_s=0.5, num_leading=(*held, False).index(False))
+        fails_after = 1 if task.move_id in self.failing_moves else len(task.keys)
+        error = "injected" if task.move_id in self.failing_moves else None
+        if task.target is Tier.HOST:
+            reads = []
+            for key, slot in list(zip(task.keys, task.target_slots, strict=True))[:fails_after]:
+                if is_cancelled():
+                    break
+                reads.append(self._read_stored(task.source, key, slot))
+            return TaskOutcome(duration_s=0.5, num_bytes=len(reads), reads=tuple(reads), error=error)
+        for key in task.drops:
+            self.stored.pop((task.target, key), None)
+        for key, slot in list(zip(task.keys, task.source_slots, strict=True))[:fails_after]:
+            self.stored[task.target, key] = list(self.slots[Tier.HOST, slot])
+        return TaskOutcome(
+            duration_s=0.5, num_bytes=fails_after, stored_bytes=(RECORD_BYTES,) * fails_after, error=error
+        )
+
+    def _read_stored(self, tier: Tier, key: BlockKey, slot: int) -> BlockRead:
+        self.num_reads += 1
+        self.slots[Tier.HOST, slot] = [-1]
+        if (tier, key) not in self.stored:
+            return BlockRead.MISSING
+        if self.num_reads in self.rotten_reads:
+            del self.stored[tier, key]
+            return BlockRead.ROTTEN
+        self.slots[Tier.HOST, slot] = list(self.stored[tier, key])
+        return BlockRead.OK
 
     # -- Executor
     @property
@@ -109,6 +156,42 @@ def workloads(draw: st.DrawFn) -> list[tuple[int, list[int], int, Reuse, int | N
     return rows
 
 
+@dataclass
+class Background:
+    """Tasks under way, each with the steps at which its bytes are copied and at which it lands."""
+
+    loop: EngineLoop
+    delays: list[tuple[int, int]]
+    tasks: list[tuple[BackgroundTask, int, int]] = field(default_factory=list)
+    outcomes: dict[int, TaskOutcome] = field(default_factory=dict)
+    num_started: int = 0
+
+    def start(self, step: int) -> None:
+        for task in self.loop.take_tasks():
+            to_copy, to_land = self.delays[self.num_started % len(self.delays)]
+            self.num_started += 1
+            self.tasks.append((task, step + to_copy, step + to_copy + to_land))
+
+    def copy(self, step: int) -> None:
+        for task, copy_step, _ in self.tasks:
+            if copy_step <= step and task.move_id not in self.outcomes:
+                self.outcomes[task.move_id] = self.loop.execute_task(task)
+
+    def land(self, step: int) -> list[WorkerEvent]:
+        self.copy(step)
+        events: list[WorkerEvent] = []
+        for row in [row for row in self.tasks if row[2] <= step]:
+            self.tasks.remove(row)
+            events += self.loop.end_task(row[0], self.outcomes.pop(row[0].move_id), float(step))
+        return events
+
+
+SLOW_TIERS = {
+    Tier.DISK: TierFacts("disk", True, 6 * RECORD_BYTES),
+    Tier.REMOTE: TierFacts("remote", True, None, is_shared=True),
+}
+
+
 @settings(max_examples=400, deadline=None)
 @given(
     rows=workloads(),
@@ -116,6 +199,9 @@ def workloads(draw: st.DrawFn) -> list[tuple[int, list[int], int, Reuse, int | N
     num_device=st.integers(8, 14),
     batch=st.integers(1, 9),
     failing=st.sets(st.integers(1, 12), max_size=4),
+    rotten=st.sets(st.integers(1, 12), max_size=4),
+    tiers=st.sets(st.sampled_from([Tier.DISK, Tier.REMOTE])),
+    delays=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=5),
     is_lru=st.booleans(),
     by_priority=st.booleans(),
 )
@@ -125,26 +211,38 @@ def test_every_request_gets_the_tokens_it_would_get_alone(
     num_device: int,
     batch: int,
     failing: set[int],
+    rotten: set[int],
+    tiers: set[Tier],
+    delays: list[tuple[int, int]],
     is_lru: bool,
     by_priority: bool,
 ) -> None:
-    memory = Memory(failing_moves=failing)
+    slow_tiers = {tier: SLOW_TIERS[tier] for tier in sorted(tiers)}
+    memory = Memory(failing_moves=failing, rotten_reads=rotten, slow_tiers=slow_tiers)
     blocks = BlockManager(
-        num_device_blocks=num_device, num_host_blocks=num_host, new_policy=LeafLru if is_lru else LeafFifo
+        StoreSettings(
+            block_size=BLOCK_SIZE, num_device_blocks=num_device, num_host_blocks=num_host, retention_bytes=5
+        ),
+        new_policy=LeafLru if is_lru else LeafFifo,
+        slow_tiers=slow_tiers,
     )
+    costs = CostModel(block_bytes=1, block_size=BLOCK_SIZE)
     scheduler = Scheduler(
         settings=SchedulerSettings(block_size=BLOCK_SIZE, max_batch_tokens=batch, max_running=4),
         blocks=blocks,
         order=PriorityOrder() if by_priority else ArrivalOrder(),
+        costs=costs,
     )
     loop = EngineLoop(
         scheduler=scheduler,
         blocks=blocks,
         block_store=memory,
         executor=memory,
+        costs=costs,
         on_decision=lambda now_s, decision: None,
         checks_invariants=True,
     )
+    background = Background(loop, delays)
     outputs: dict[RequestId, list[int]] = {}
     ends: dict[RequestId, RequestFinished] = {}
     for step in range(400):
@@ -154,23 +252,27 @@ def test_every_request_gets_the_tokens_it_would_get_alone(
                 memory.histories[request_id] = list(prompt)
                 outputs[request_id] = []
                 keys = tuple(extend_chain(ROOT, ROOT, prompt, BLOCK_SIZE))
-                sampling = SamplingParams(max_tokens=max_tokens)
                 request = Request(
                     request_id=request_id,
                     model="m",
                     token_ids=tuple(prompt),
-                    sampling=sampling,
+                    sampling=SamplingParams(max_tokens=max_tokens),
                     session=SESSION,
                     block_root=ROOT,
                     prompt_keys=keys,
                     arrival_s=float(step),
                     reuse=reuse,
+                    expected_return_s=float(max_tokens) if index % 2 else None,
+                    retention=RetentionWish(ttl_s=10.0 * index) if index % 3 else None,
                 )
                 loop.submit(request, float(step))
             if cancel is not None and cancel + arrival == step:
                 loop.cancel(request_id, float(step))
+        events = background.land(step)
         plan = loop.begin(float(step))
-        events = loop.take_events(float(step))
+        background.start(step)
+        events += loop.take_events(float(step))
+        background.copy(step)
         if plan:
             result, outcomes = loop.execute(plan)
             events += loop.end(plan, result, outcomes, step + 0.5)
@@ -180,9 +282,10 @@ def test_every_request_gets_the_tokens_it_would_get_alone(
             elif isinstance(event, RequestFinished):
                 assert event.request_id not in ends, "a second terminal event"
                 ends[event.request_id] = event
-        if step > 10 and not loop.has_work:
+        if step > 10 and plan is None and loop.is_settled:
             break
     assert len(ends) == len(rows), "every accepted request ends"
+    assert not background.tasks
     assert blocks.num_open_leases == 0
     for index, (_, prompt, max_tokens, _, _) in enumerate(rows):
         expected = reference_output(prompt, max_tokens, num_device * BLOCK_SIZE)

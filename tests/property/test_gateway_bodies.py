@@ -46,6 +46,7 @@ json_values = st.recursive(
 )
 schemas = st.dictionaries(texts, json_values, max_size=3)
 
+marks = record({"type": st.just("ephemeral")}, optional={"ttl": st.sampled_from(["5m", "1h", 60])})
 text_parts = record({"type": st.just("text"), "text": texts})
 content = st.one_of(texts, st.lists(text_parts, min_size=1, max_size=3))
 plain_turns = record({"role": st.sampled_from(["system", "user", "assistant"]), "content": content})
@@ -98,8 +99,24 @@ sampling: dict[str, st.SearchStrategy[Any]] = {
     "stream_options": st.just({"include_usage": True}),
     "ignore_eos": st.booleans(),
     "user": json_values,
-    "nvext": record({}, optional={"cache_salt": texts, "extra_fields": st.lists(texts, max_size=2)}),
-    "keepwarm": record({}, optional={"reuse": st.booleans(), "cached_by_tier": st.booleans()}),
+    "nvext": record(
+        {},
+        optional={
+            "cache_salt": texts,
+            "extra_fields": st.lists(texts, max_size=2),
+            "cache_control": marks,
+            "agent_hints": record({"expected_return_s": st.floats(0, 9)}),
+        },
+    ),
+    "keepwarm": record(
+        {},
+        optional={
+            "reuse": st.booleans(),
+            "cached_by_tier": st.booleans(),
+            "retain": st.sampled_from(["1h", 5]),
+            "retention": st.booleans(),
+        },
+    ),
     "prompt_cache_key": texts,
 }
 function = record({"name": texts}, optional={"parameters": schemas, "description": texts})
@@ -136,7 +153,8 @@ message_bodies = record(
         "stop_sequences": st.lists(texts, max_size=2),
         "metadata": record({"user_id": texts}),
         "thinking": json_values,
-        "keepwarm": record({}, optional={"cached_by_tier": st.booleans()}),
+        "cache_control": marks,
+        "keepwarm": record({}, optional={"cached_by_tier": st.booleans(), "retain": st.just("1h")}),
     },
 )
 good_requests = st.one_of(

@@ -9,7 +9,7 @@ from keepwarm.core.ids import RequestId
 from keepwarm.store.block import Move, Presence
 from keepwarm.store.eviction.ordered import LeafLru
 from keepwarm.store.lease import Lease
-from keepwarm.store.manager import BlockManager
+from keepwarm.store.manager import BlockManager, StoreSettings
 
 BLOCK_SIZE = 2
 ROOT = Namespace(model="m", block_size=BLOCK_SIZE).root()
@@ -20,7 +20,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.manager = BlockManager(num_device_blocks=8, num_host_blocks=6, new_policy=LeafLru)
+        self.manager = BlockManager(StoreSettings(num_device_blocks=8, num_host_blocks=6), new_policy=LeafLru)
         self.bytes: dict[Tier, dict[int, BlockKey]] = {Tier.DEVICE: {}, Tier.HOST: {}}
         self.leases: dict[Lease, list[BlockKey]] = {}
         self.now_s = 0.0

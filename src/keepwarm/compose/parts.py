@@ -17,7 +17,8 @@ from keepwarm.routing.router import Routable, Router
 from keepwarm.scheduling.queue import PriorityOrder
 from keepwarm.scheduling.scheduler import Scheduler, SchedulerSettings
 from keepwarm.store.eviction.ordered import LeafLru
-from keepwarm.store.manager import BlockManager
+from keepwarm.store.manager import BlockManager, StoreSettings
+from keepwarm.store.pricing import CostModel
 from keepwarm.store.tiers.base import BlockStore
 from keepwarm.workers.engine_loop import EngineLoop
 from keepwarm.workflow.intake import Intake
@@ -34,12 +35,37 @@ class EngineLimits:
     """Most tokens in one step."""
     max_running: int = 64
     """Most requests that hold device blocks at the same time."""
+    retention_bytes: int | None = None
+    """Most bytes that one tenant may have under retention wishes; None: half of device and host."""
 
 
 def counting_ids(prefix: str) -> Callable[[], str]:
     """An id source that repeats itself in every run: `prefix1`, `prefix2`, ..."""
     counter = itertools.count(1)
     return lambda: f"{prefix}{next(counter)}"
+
+
+def build_block_manager(
+    block_store: BlockStore, block_size: int, *, retention_bytes: int | None = None
+) -> BlockManager:
+    """The store's mind for `block_store`, knowing what its slow tiers hold already."""
+    num_blocks = {tier: block_store.num_slots(tier) for tier in (Tier.DEVICE, Tier.HOST)}
+    if retention_bytes is None:
+        retention_bytes = sum(num_blocks.values()) * block_store.block_bytes // 2
+    blocks = BlockManager(
+        StoreSettings(
+            block_size=block_size,
+            block_bytes=block_store.block_bytes,
+            num_device_blocks=num_blocks[Tier.DEVICE],
+            num_host_blocks=num_blocks[Tier.HOST],
+            retention_bytes=retention_bytes,
+        ),
+        new_policy=LeafLru,
+        slow_tiers=block_store.slow_tiers,
+    )
+    for tier in block_store.slow_tiers:
+        blocks.load(tier, block_store.entries(tier))
+    return blocks
 
 
 def build_engine_loop(
@@ -51,11 +77,8 @@ def build_engine_loop(
     checks_invariants: bool = False,
 ) -> EngineLoop:
     info = executor.info
-    blocks = BlockManager(
-        num_device_blocks=block_store.num_slots(Tier.DEVICE),
-        num_host_blocks=block_store.num_slots(Tier.HOST),
-        new_policy=LeafLru,
-    )
+    blocks = build_block_manager(block_store, info.block_size, retention_bytes=limits.retention_bytes)
+    costs = CostModel(block_bytes=block_store.block_bytes, block_size=info.block_size)
     settings = SchedulerSettings(
         block_size=info.block_size,
         max_batch_tokens=limits.max_batch_tokens,
@@ -63,10 +86,11 @@ def build_engine_loop(
         max_model_len=info.max_model_len,
     )
     return EngineLoop(
-        scheduler=Scheduler(settings=settings, blocks=blocks, order=PriorityOrder()),
+        scheduler=Scheduler(settings=settings, blocks=blocks, order=PriorityOrder(), costs=costs),
         blocks=blocks,
         block_store=block_store,
         executor=executor,
+        costs=costs,
         on_decision=on_decision,
         checks_invariants=checks_invariants,
     )

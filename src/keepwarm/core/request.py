@@ -134,6 +134,8 @@ class Request:
     hints: Hints = field(default_factory=Hints)
     reuse: Reuse = Reuse.ON
     retention: RetentionWish | None = None
+    expected_return_s: float | None = None
+    """Seconds from the end of this request to its session's next one, as the workflow layer predicts them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

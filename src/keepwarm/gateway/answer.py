@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from keepwarm.core.blocks import Tier
-from keepwarm.core.request import Usage
+from keepwarm.core.request import RetentionOutcome, RetentionReport, Usage
 from keepwarm.gateway.run import Choice, ChoiceEvent, ChoiceFinished
 from keepwarm.gateway.service import ServedModel
 
@@ -60,6 +60,7 @@ class Extras:
     """Response fields that the client opted into."""
 
     cached_by_tier: bool = False
+    retention: bool = False
 
 
 @dataclass(slots=True)
@@ -73,6 +74,7 @@ class UsageSum:
     num_output_tokens: int = 0
     num_prefilled_tokens: int = 0
     _by_prompt: dict[int, Usage] = field(default_factory=dict)
+    _retention: dict[int, RetentionReport] = field(default_factory=dict)
 
     def add(self, event: ChoiceFinished) -> None:
         self.num_output_tokens += event.usage.num_output_tokens
@@ -80,6 +82,12 @@ class UsageSum:
         known = self._by_prompt.get(event.prompt_index)
         if known is None or event.usage.num_cached_tokens < known.num_cached_tokens:
             self._by_prompt[event.prompt_index] = event.usage
+        report = event.retention
+        if report is not None:
+            # Answers to one prompt wish for the same blocks: the most that one of them got is what is kept.
+            best = self._retention.get(event.prompt_index)
+            if best is None or report.num_tokens > best.num_tokens:
+                self._retention[event.prompt_index] = report
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -97,14 +105,32 @@ class UsageSum:
                 total[tier] = total.get(tier, 0) + num_tokens
         return total
 
+    @property
+    def retention(self) -> RetentionReport | None:
+        """What became of the call's wish: over several prompts, the worst outcome and the shortest time."""
+        reports = self._retention.values()
+        if not reports:
+            return None
+        return RetentionReport(
+            outcome=max((report.outcome for report in reports), key=list(RetentionOutcome).index),
+            num_tokens=sum(report.num_tokens for report in reports),
+            ttl_s=min(report.ttl_s for report in reports),
+        )
+
 
 def keepwarm_field(usage: UsageSum, extras: Extras) -> dict[str, object] | None:
-    """The opted-in `keepwarm` response field, or None when nothing was asked for."""
-    if not extras.cached_by_tier:
-        return None
-    return {
-        "cached_by_tier": {
+    """The opted-in `keepwarm` response field, or None when nothing was asked for or is known."""
+    found: dict[str, object] = {}
+    if extras.cached_by_tier:
+        found["cached_by_tier"] = {
             str(tier): num_tokens for tier, num_tokens in sorted(usage.cached_by_tier.items())
-        },
-        "prefilled_tokens": usage.num_prefilled_tokens,
-    }
+        }
+        found["prefilled_tokens"] = usage.num_prefilled_tokens
+    report = usage.retention
+    if extras.retention and report is not None:
+        found["retention"] = {
+            "outcome": str(report.outcome),
+            "tokens": report.num_tokens,
+            "ttl_s": report.ttl_s,
+        }
+    return found or None

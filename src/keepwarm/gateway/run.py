@@ -18,7 +18,7 @@ from keepwarm.core.errors import (
     WorkerLost,
 )
 from keepwarm.core.events import RequestFinished, SampledToken, TokensGenerated
-from keepwarm.core.request import FinishReason, Usage
+from keepwarm.core.request import FinishReason, RetentionReport, Usage
 from keepwarm.gateway.service import Generation, TokenSource
 from keepwarm.gateway.text.events import TurnEvent
 from keepwarm.gateway.text.turn import TurnReader
@@ -57,6 +57,8 @@ class ChoiceFinished:
     stopped_by: str | None
     """The stop string that ended the answer, if one did."""
     usage: Usage
+    retention: RetentionReport | None = None
+    """What became of the draft's wish; None without one, or when its fate is not known."""
 
 
 ChoiceEvent = ChoiceDelta | ChoiceFinished
@@ -108,7 +110,8 @@ async def _run_choice(source: TokenSource, choice: Choice, sink: Sink, stop_grac
             reason, usage = finished.reason, finished.usage
         if tail:
             await sink(ChoiceDelta(choice.index, tuple(tail), ()))
-        await sink(ChoiceFinished(choice.index, choice.prompt_index, reason, stopped_by, usage))
+        retention = finished.retention if finished is not None else None
+        await sink(ChoiceFinished(choice.index, choice.prompt_index, reason, stopped_by, usage, retention))
     finally:
         with anyio.move_on_after(_CLOSE_GRACE_S, shield=True):
             await generation.aclose()

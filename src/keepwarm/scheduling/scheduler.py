@@ -5,23 +5,27 @@ simulated alike): `submit` / `cancel` at any time, then `plan`, its moves, its c
 
 A step is filled in this order: one token for each decoding request, then prefill chunks of requests that
 already run, then newly admitted requests, within `max_batch_tokens`. A waiting request whose next missing
-block is being computed by another one waits for it. When decoding runs out of device blocks, the
+block is being computed by another one waits for it, as does one whose blocks are fetched from a slow tier
+(`scheduling.warming`). When decoding runs out of device blocks, the
 youngest running request goes back to the queue; its full blocks stay findable and move down a tier.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 from keepwarm.core.blocks import Tier
 from keepwarm.core.decision import Decision
 from keepwarm.core.errors import ContextTooLong
 from keepwarm.core.events import RequestEvent, RequestFinished, SampledToken, TokensGenerated
 from keepwarm.core.ids import RequestId
-from keepwarm.core.request import FinishReason, Request
+from keepwarm.core.request import FinishReason, Request, RetentionReport
 from keepwarm.scheduling.plan import Chunk, StepPlan, StepResult
 from keepwarm.scheduling.queue import QueueOrder, WaitingQueue
 from keepwarm.scheduling.sequence import Sequence
+from keepwarm.scheduling.warming import Warming
 from keepwarm.store.block import Move, PrefixMatch, Presence
 from keepwarm.store.manager import BlockManager
+from keepwarm.store.pricing import CostModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,14 +50,17 @@ class SchedulerCounters:
 
 
 class Scheduler:
-    def __init__(self, *, settings: SchedulerSettings, blocks: BlockManager, order: QueueOrder) -> None:
+    def __init__(
+        self, *, settings: SchedulerSettings, blocks: BlockManager, order: QueueOrder, costs: CostModel
+    ) -> None:
         self._settings = settings
         self._blocks = blocks
+        self._warming = Warming(blocks=blocks, costs=costs)
         self._waiting = WaitingQueue(order)
         self._running: list[Sequence] = []  # in order of admission
         self._by_id: dict[RequestId, Sequence] = {}
         self._events: list[RequestEvent] = []
-        self._decisions: list[Decision[str]] = []
+        self._decisions: list[Decision[Any]] = []
         self._held: set[RequestId] = set()  # waiting requests whose hold is in the record already
         self._num_steps = 0
         # A sequence must fit the device as a whole, or it could be preempted for ever.
@@ -74,7 +81,7 @@ class Scheduler:
 
     # ------------------------------------------------------------------ requests in and out
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: Request, now_s: float = 0.0) -> None:
         """Accept `request`. Raises ContextTooLong when it could never run here."""
         if len(request.token_ids) >= self._max_len:
             raise ContextTooLong(
@@ -85,6 +92,7 @@ class Scheduler:
         sequence = Sequence.of(request)
         self._by_id[request.request_id] = sequence
         self._waiting.add(sequence)
+        self._warming.on_arrival(request, now_s)
 
     def cancel(self, request_id: RequestId, now_s: float) -> None:
         """End a request early. Its blocks are free before the next step; unknown ids are ignored."""
@@ -96,14 +104,19 @@ class Scheduler:
         events, self._events = self._events, []
         return events
 
-    def take_decisions(self) -> list[Decision[str]]:
+    def take_decisions(self) -> list[Decision[Any]]:
         decisions, self._decisions = self._decisions, []
         return decisions
+
+    def next_wake_s(self) -> float | None:
+        """When to plan again although nothing happens until then."""
+        return self._warming.next_wake_s()
 
     # ------------------------------------------------------------------ planning
 
     def plan(self, now_s: float) -> StepPlan | None:
         """The next step, or None when nothing can run. Moves of the plan must be executed before it runs."""
+        self._warming.begin(now_s)
         chunks: list[Chunk] = []
         budget = self._settings.max_batch_tokens
         for sequence in [s for s in self._running if s.is_decoding]:
@@ -119,13 +132,19 @@ class Scheduler:
         for sequence in self._waiting.in_order():
             if not budget or len(self._running) >= self._settings.max_running:
                 break
-            match = self._blocks.match(sequence.matchable_keys(self._settings.block_size))
+            keys = sequence.matchable_keys(self._settings.block_size)
+            match = self._blocks.match(keys, now_s)
             if self._is_held(sequence, match):
                 continue
-            if not self._admit(sequence, match.num_hits, now_s):
+            num_hits = self._warming.num_usable_hits(sequence, keys, match, now_s)
+            if num_hits is None:
+                continue
+            if not self._admit(sequence, num_hits, now_s):
                 break
             chunks.append(sequence.chunk(min(budget, sequence.num_remaining), self._settings.block_size))
             budget -= len(chunks[-1].token_ids)
+        self._blocks.traffic.plan_saves(now_s)
+        self._decisions += self._warming.take_decisions()
         moves = self._blocks.take_moves()
         if not chunks and not moves:
             return None
@@ -191,7 +210,12 @@ class Scheduler:
         block_size = self._settings.block_size
         num_blocks = self._num_blocks(len(sequence.tokens))
         lease = self._blocks.acquire(
-            sequence.request.request_id, sequence.keys, num_hits=num_hits, num_blocks=num_blocks, now_s=now_s
+            sequence.request.request_id,
+            sequence.keys,
+            num_hits=num_hits,
+            num_blocks=num_blocks,
+            now_s=now_s,
+            token_ids=sequence.tokens,
         )
         if lease is None:
             return False
@@ -244,9 +268,8 @@ class Scheduler:
         sequence.extend_keys(self._settings.block_size)
         num_full = min(sequence.num_computed // self._settings.block_size, len(sequence.keys))
         if sequence.lease and num_full > sequence.num_committed_blocks:
-            self._blocks.commit(
-                sequence.lease, sequence.keys[sequence.num_committed_blocks : num_full], now_s
-            )
+            keys = sequence.keys[sequence.num_committed_blocks : num_full]
+            self._blocks.commit(sequence.lease, keys, now_s, sequence.tokens)
             sequence.num_committed_blocks = num_full
 
     def _append(self, sequence: Sequence, token: SampledToken, now_s: float) -> None:
@@ -282,12 +305,20 @@ class Scheduler:
         request = sequence.request
         del self._by_id[request.request_id]
         self._held.discard(request.request_id)
+        retention: RetentionReport | None = None
         if sequence.lease:
+            if request.retention:
+                num_blocks = sequence.num_prompt // self._settings.block_size
+                retention = self._blocks.retain(
+                    sequence.lease, request.tenant_id, request.retention, num_blocks, now_s
+                )
             sequence.lease.release(now_s)
             sequence.lease = None
             self._running.remove(sequence)
+            self._warming.on_finished(sequence, now_s)
         else:
             self._waiting.remove(sequence)
+            self._warming.on_left(sequence, self._waiting.in_order())
         self._events.append(
             RequestFinished(
                 request_id=request.request_id,
@@ -297,5 +328,6 @@ class Scheduler:
                 stop_token_id=stop_token_id,
                 error_code="request_failed" if error_message else None,
                 error_message=error_message,
+                retention=retention,
             )
         )

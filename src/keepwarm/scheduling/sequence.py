@@ -6,6 +6,7 @@ Never schedules itself. One writer: `scheduling.scheduler`.
 from dataclasses import dataclass, field
 
 from keepwarm.core.blocks import BlockKey, Tier, extend_chain
+from keepwarm.core.ids import MoveId
 from keepwarm.core.request import Request, Reuse, Timing, Usage
 from keepwarm.scheduling.plan import Chunk
 from keepwarm.store.lease import Lease
@@ -25,6 +26,10 @@ class Sequence:
     num_prefilled: int = 0
     """Tokens computed in prefill chunks, counting those that were computed again."""
     cached_by_tier: dict[Tier, int] = field(default_factory=dict)
+    num_fetches: int = 0
+    """Times that blocks were fetched from a slow tier for it."""
+    probe: MoveId | None = None
+    """The question to the remote tier that it waits for, or waited for."""
     admitted_s: float | None = None
     first_token_s: float | None = None
 

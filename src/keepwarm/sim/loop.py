@@ -16,6 +16,7 @@ from keepwarm.core.events import RequestFinished, TokensGenerated, WorkerEvent
 from keepwarm.core.ids import RequestId, WorkerId
 from keepwarm.engine.executor import ModelInfo
 from keepwarm.routing.router import Router
+from keepwarm.store.block import BackgroundTask
 from keepwarm.workers.engine_loop import EngineLoop
 from keepwarm.workers.worker import WorkerHealth
 from keepwarm.workflow.draft import Draft
@@ -85,15 +86,16 @@ class Simulation:
             return
         worker = self._workers[worker_id]
         worker.engine.submit(request, self.now_s)
-        if worker_id not in self._busy:
-            self._busy.add(worker_id)
-            self._at(self.now_s, _PLANS, worker)
+        self._wake(worker)
 
     def _plan(self, worker: SimulatedWorker) -> None:
         plan = worker.engine.begin(self.now_s)
+        for task in worker.engine.take_tasks():
+            self._start_task(worker, task)
         self._publish(worker, worker.engine.take_events(self.now_s))
         if plan is None:
             self._busy.discard(worker.worker_id)
+            self._wake_later(worker)
             return
         result, outcomes = worker.engine.execute(plan)
 
@@ -102,6 +104,26 @@ class Simulation:
             self._at(self.now_s, _PLANS, worker)
 
         self._at(self.now_s + result.duration_s, _ENDS, end)
+
+    def _start_task(self, worker: SimulatedWorker, task: BackgroundTask) -> None:
+        outcome = worker.engine.execute_task(task)
+
+        def end() -> None:
+            self._publish(worker, worker.engine.end_task(task, outcome, self.now_s))
+            self._wake(worker)
+
+        self._at(self.now_s + outcome.duration_s, _ENDS, end)
+
+    def _wake(self, worker: SimulatedWorker) -> None:
+        if worker.worker_id not in self._busy:
+            self._busy.add(worker.worker_id)
+            self._at(self.now_s, _PLANS, worker)
+
+    def _wake_later(self, worker: SimulatedWorker) -> None:
+        """Plan again when something is due although nothing ends or arrives."""
+        due_s = worker.engine.next_wake_s()
+        if due_s is not None:
+            self._at(max(due_s, self.now_s), _ENDS, lambda: self._wake(worker))
 
     def _publish(self, worker: SimulatedWorker, events: list[WorkerEvent]) -> None:
         for event in events:

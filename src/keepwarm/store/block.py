@@ -1,4 +1,4 @@
-"""Owns the small value types of the store: Presence, Lookup and Move.
+"""Owns the small value types of the store: Presence, Lookup, Move and Probe.
 
 Never holds state: which block lives where is `store.manager`'s, bytes are `store.tiers`'. Used by
 scheduling (plans carry moves), the tiers (which execute them) and the simulator (which prices them).
@@ -9,6 +9,10 @@ from dataclasses import dataclass
 
 from keepwarm.core.blocks import BlockKey, Tier
 from keepwarm.core.ids import MoveId
+from keepwarm.store.record import BlockLabel
+
+KEYED_TIERS = (Tier.DISK, Tier.REMOTE)
+"""Tiers that find blocks by key, slowly; device and host are memory, addressed by slot."""
 
 
 class Presence(enum.Enum):
@@ -34,9 +38,11 @@ class PrefixMatch:
     """How much of a prompt is findable: `lookup` without its list."""
 
     num_hits: int
-    """Leading blocks that are HIT."""
+    """Leading blocks in memory, on device or host."""
+    num_slow_hits: int
+    """Blocks after those that disk or remote hold; they must be fetched before they can be read."""
     next_block: Presence
-    """PENDING or MISS; HIT when all are hits."""
+    """PENDING or MISS; HIT when all are hits. PENDING comes right after `num_hits`."""
 
 
 class MoveReason(enum.StrEnum):
@@ -44,6 +50,12 @@ class MoveReason(enum.StrEnum):
     """Making room on a faster tier."""
     PROMOTE = "promote"
     """A request is about to read the block."""
+    SAVE = "save"
+    """A copy on a slower tier, so that the block outlives memory."""
+    FETCH = "fetch"
+    """A waiting request needs the block in memory."""
+    PREFETCH = "prefetch"
+    """A session is expected back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +71,34 @@ class Move:
     source: Tier
     target: Tier
     source_slots: tuple[int, ...]
+    """Empty when the source finds blocks by key."""
     target_slots: tuple[int, ...]
+    """Empty when the target finds blocks by key."""
     reason: MoveReason
     deadline_s: float | None = None
     """When the bytes stop being useful; None: needed before the step that carries this move."""
+    labels: tuple[BlockLabel, ...] = ()
+    """What to write beside each block, when the target is keyed."""
+    drops: tuple[BlockKey, ...] = ()
+    """Blocks that the target must forget first, to make room."""
+
+    @property
+    def keyed_tier(self) -> Tier | None:
+        """The slow side of a move that runs in the background; None for a move within memory."""
+        return next((tier for tier in (self.source, self.target) if tier in KEYED_TIERS), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """Ask a keyed tier how many of `keys` it holds, from the first on."""
+
+    move_id: MoveId
+    tier: Tier
+    keys: tuple[BlockKey, ...]
+    parent: BlockKey | None
+    """Key of the block before `keys`; None when they start a chain."""
+    deadline_s: float
+
+
+BackgroundTask = Move | Probe
+"""Work on a slow tier that runs beside the engine's steps."""

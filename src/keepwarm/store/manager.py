@@ -1,35 +1,99 @@
 """Owns who holds which blocks: leases, and the promise that nothing is computed twice.
 
-Never touches bytes (tiers execute the moves that `store.placement` prepares), never reads a clock, never
-decides who runs. Called by `scheduling.scheduler`; the simulator drives this very class.
+Never touches bytes (tiers execute the moves that `store.placement` and `store.traffic` prepare), never reads
+a clock, never decides who runs. Called by `scheduling.scheduler`; the simulator drives this very class.
 
 Life of a block: private (leased, no key) -> committed (findable, on the device) -> demoted to the host ->
-promoted back, or dropped.
+promoted back, or dropped. Beside that it is saved to the slow tiers, and fetched from them to the host.
 """
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from keepwarm.core.blocks import BlockKey, Tier
 from keepwarm.core.decision import Decision
 from keepwarm.core.events import BlockEvent, BlocksStored
-from keepwarm.core.ids import RequestId
-from keepwarm.store.block import Lookup, Move, PrefixMatch, Presence
+from keepwarm.core.ids import RequestId, TenantId
+from keepwarm.core.request import RetentionReport, RetentionWish
+from keepwarm.store.block import KEYED_TIERS, Lookup, Move, PrefixMatch, Presence
 from keepwarm.store.eviction.policy import EvictionPolicy
 from keepwarm.store.lease import Lease
 from keepwarm.store.placement import Placement, PlacementCounters
+from keepwarm.store.prefix import LEVELS, Node
+from keepwarm.store.record import NO_PARENT, BlockLabel
+from keepwarm.store.retention import RetentionLedger
+from keepwarm.store.tiers.base import TierFacts
+from keepwarm.store.tiers.keyed import StoredEntry
+from keepwarm.store.traffic import Traffic
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreSettings:
+    block_size: int = 16
+    """Tokens in a block."""
+    block_bytes: int = 1
+    num_device_blocks: int
+    num_host_blocks: int
+    retention_bytes: int = 0
+    """Most bytes of blocks that one tenant may have under retention wishes."""
 
 
 class BlockManager:
     """Blocks of one worker. Not thread-safe: one thread owns it."""
 
     def __init__(
-        self, *, num_device_blocks: int, num_host_blocks: int, new_policy: Callable[[], EvictionPolicy]
+        self,
+        settings: StoreSettings,
+        *,
+        new_policy: Callable[[], EvictionPolicy],
+        slow_tiers: Mapping[Tier, TierFacts] | None = None,
     ) -> None:
+        self._settings = settings
+        tiers = slow_tiers or {}
         self._placement = Placement(
-            num_device_blocks=num_device_blocks, num_host_blocks=num_host_blocks, new_policy=new_policy
+            num_device_blocks=settings.num_device_blocks,
+            num_host_blocks=settings.num_host_blocks,
+            keeps_disk=Tier.DISK in tiers,
+            new_policy=new_policy,
         )
+        self.traffic = Traffic(
+            self._placement, tiers=tiers, block_bytes=settings.block_bytes, block_size=settings.block_size
+        )
+        self.retention = RetentionLedger(
+            budget_bytes=settings.retention_bytes,
+            block_bytes=settings.block_bytes,
+            block_size=settings.block_size,
+            on_change=self._placement.update,
+        )
+        self._placement.on_drop = lambda node: self.retention.forget(node.key)
         self._pending: dict[BlockKey, Lease] = {}
         self._leases: set[Lease] = set()
+
+    def load(self, tier: Tier, entries: Iterable[StoredEntry]) -> int:
+        """Make what a slow tier holds findable; once, before anything else. Returns the number of blocks.
+
+        Entries come oldest first. One whose parent is nowhere is left out: nothing could lead to it.
+        """
+        placement = self._placement
+        waiting: dict[BlockKey, list[StoredEntry]] = {}
+        age_s = 0.0
+        num_loaded = 0
+        for first in entries:
+            stack = [first]
+            while stack:
+                entry = stack.pop()
+                parent = None if entry.parent == NO_PARENT else placement.tree.get(entry.parent)
+                if parent is None and entry.parent != NO_PARENT:
+                    waiting.setdefault(entry.parent, []).append(entry)
+                    continue
+                # Instants of another run mean nothing in this one; only their order does, and all are in the past.
+                age_s += 1e-6
+                node = placement.tree.get(entry.key) or placement.insert(entry.key, parent, age_s - 1e6)
+                num_loaded += tier not in node.copies
+                placement.add_copy(node, tier, entry.stored_bytes)
+                stack.extend(waiting.pop(entry.key, ()))
+        return num_loaded
 
     # ------------------------------------------------------------------ reading
 
@@ -41,13 +105,24 @@ class BlockManager:
     def num_open_leases(self) -> int:
         return len(self._leases)
 
+    @property
+    def num_blocks(self) -> int:
+        """Findable blocks, on any tier."""
+        return len(self._placement.tree)
+
     def num_slots(self, tier: Tier) -> int:
         pool = self._placement.pools.get(tier)
         return pool.num_slots if pool else 0
 
     def num_used(self, tier: Tier) -> int:
+        """Blocks on `tier`, leased or cached."""
         pool = self._placement.pools.get(tier)
-        return pool.num_slots - pool.num_free if pool else 0
+        return pool.num_slots - pool.num_free if pool else self._placement.num_stored[tier]
+
+    def used_bytes(self, tier: Tier) -> int:
+        if tier in KEYED_TIERS:
+            return self._placement.stored_bytes[tier]
+        return self.num_used(tier) * self._settings.block_bytes
 
     def lookup(self, keys: Sequence[BlockKey]) -> list[Lookup]:
         """One answer per key, up to and including the first that is not a HIT."""
@@ -55,36 +130,56 @@ class BlockManager:
         for node in self._placement.tree.longest_prefix(keys):
             if node.arriving:
                 return [*found, Lookup(node.key, Presence.PENDING)]
-            tier = Tier.DEVICE if Tier.DEVICE in node.copies else Tier.HOST
-            found.append(Lookup(node.key, Presence.HIT, tier))
+            found.append(Lookup(node.key, Presence.HIT, min(node.copies, key=LEVELS.__getitem__)))
         if len(found) < len(keys):
             key = keys[len(found)]
             found.append(Lookup(key, Presence.PENDING if key in self._pending else Presence.MISS))
         return found
 
-    def match(self, keys: Sequence[BlockKey]) -> PrefixMatch:
-        """What `lookup` would say, in O(log n): asked for every waiting request in every step."""
-        placement = self._placement
-        num_found = placement.tree.prefix_length(keys)
-        if placement.has_arriving:  # only while a step is being planned: then look at each block
-            for index, node in enumerate(placement.tree.longest_prefix(keys[:num_found])):
+    def match(self, keys: Sequence[BlockKey], now_s: float = 0.0) -> PrefixMatch:
+        """What can be had of a prompt, in O(log n): asked for every waiting request in every step."""
+        tree = self._placement.tree
+        num_hits = tree.prefix_length(keys, LEVELS[Tier.HOST])
+        if self._placement.has_moves_in_flight or self.traffic.num_in_flight:
+            for index, node in enumerate(tree.longest_prefix(keys[:num_hits])):
                 if node.arriving:
-                    return PrefixMatch(index, Presence.PENDING)
-        if num_found == len(keys):
-            return PrefixMatch(num_found, Presence.HIT)
-        is_pending = keys[num_found] in self._pending
-        return PrefixMatch(num_found, Presence.PENDING if is_pending else Presence.MISS)
+                    return PrefixMatch(index, 0, Presence.PENDING)
+        if num_hits < len(keys) and keys[num_hits] in self._pending:
+            return PrefixMatch(num_hits, 0, Presence.PENDING)
+        num_found = tree.prefix_length(keys)
+        if num_found > num_hits and not self.traffic.all_in_service():
+            slow = tree.longest_prefix(keys[:num_found])[num_hits:]
+            unreadable = (i for i, node in enumerate(slow) if not self.traffic.source_of(node, now_s))
+            num_found = num_hits + next(unreadable, len(slow))
+        next_block = Presence.HIT if num_found == len(keys) else Presence.MISS
+        return PrefixMatch(num_hits, num_found - num_hits, next_block)
+
+    def num_on_device(self, keys: Sequence[BlockKey]) -> int:
+        """How many of `keys`, from the first on, are on the device."""
+        return self._placement.tree.prefix_length(keys, LEVELS[Tier.DEVICE])
+
+    def nodes(self, keys: Sequence[BlockKey]) -> list[Node]:
+        """Nodes of the longest findable prefix of `keys`, for `traffic`; to be read only."""
+        return self._placement.tree.longest_prefix(keys)
 
     # ------------------------------------------------------------------ leases
 
     def acquire(
-        self, request_id: RequestId, keys: Sequence[BlockKey], *, num_hits: int, num_blocks: int, now_s: float
+        self,
+        request_id: RequestId,
+        keys: Sequence[BlockKey],
+        *,
+        num_hits: int,
+        num_blocks: int,
+        now_s: float,
+        token_ids: Sequence[int] = (),
     ) -> Lease | None:
-        """Hold the first `num_hits` blocks of `keys` (all HIT) and room for `num_blocks` blocks in all.
+        """Hold the first `num_hits` blocks of `keys` (all HIT in memory) and room for `num_blocks` blocks in all.
 
         Blocks found on the host are promoted: their bytes arrive with the moves of the next step. Keys
         after the hits are announced as pending, so that others wait for them instead of computing them.
-        Returns None, changing nothing, when the device cannot hold that much now.
+        Returns None, changing nothing, when the device cannot hold that much now. `token_ids` are those of
+        `keys`; they go into the records of blocks that a slow tier lacks.
         """
         placement = self._placement
         nodes = placement.tree.longest_prefix(keys[:num_hits])
@@ -96,20 +191,40 @@ class BlockManager:
             for node in nodes:
                 placement.unpin(node)
             return None
+        found_on = Counter(map(self._found_on, nodes))
         if on_host:
             placement.promote(on_host, slots[: len(on_host)])
         lease = Lease(request_id, self._release)
         lease.nodes = nodes
         lease.block_ids = [node.copies[Tier.DEVICE] for node in nodes] + slots[len(on_host) :]
-        by_tier = {Tier.DEVICE: len(nodes) - len(on_host), Tier.HOST: len(on_host)}
-        lease.num_blocks_by_tier = {tier: count for tier, count in by_tier.items() if count}
-        for node in nodes:
+        lease.num_blocks_by_tier = {tier: found_on[tier] for tier in Tier if found_on[tier]}
+        for index, node in enumerate(nodes):
             node.last_used_s = now_s
+            if self.traffic.lacks_copies(node):
+                self.traffic.want_saved(node, self._label(node, token_ids, index))
         for key in keys[num_hits:]:
             if self._pending.setdefault(key, lease) is lease:
                 lease.pending_keys.append(key)
         self._leases.add(lease)
         return lease
+
+    def _found_on(self, node: Node) -> Tier:
+        """The tier that spares a request computing `node`; counts the first reading of a fetched block."""
+        if Tier.DEVICE in node.copies:
+            return Tier.DEVICE
+        arrival, node.arrival = node.arrival, None
+        if arrival is None:
+            return Tier.HOST
+        self.traffic.counters.useful_blocks[arrival.reason] += 1
+        return arrival.tier
+
+    def _label(self, node: Node, token_ids: Sequence[int], index: int) -> BlockLabel:
+        size = self._settings.block_size
+        return BlockLabel(
+            key=node.key,
+            parent=node.parent.key if node.parent else NO_PARENT,
+            token_ids=tuple(token_ids[index * size : (index + 1) * size]),
+        )
 
     def grow(self, lease: Lease, num_blocks: int) -> bool:
         """Add private device blocks to `lease`; False, changing nothing, when there are none."""
@@ -119,8 +234,13 @@ class BlockManager:
         lease.block_ids.extend(slots)
         return True
 
-    def commit(self, lease: Lease, keys: Sequence[BlockKey], now_s: float) -> None:
-        """The next `len(keys)` private blocks of `lease` are full and computed: make them findable."""
+    def commit(
+        self, lease: Lease, keys: Sequence[BlockKey], now_s: float, token_ids: Sequence[int] = ()
+    ) -> None:
+        """The next `len(keys)` private blocks of `lease` are full and computed: make them findable.
+
+        `token_ids`: those of the whole sequence.
+        """
         placement = self._placement
         parent = lease.nodes[-1] if lease.nodes else None
         stored: list[BlockKey] = []
@@ -128,21 +248,30 @@ class BlockManager:
         for key in keys:
             slot = lease.block_ids[len(lease.nodes)]
             node = placement.tree.get(key) or placement.insert(key, parent, now_s)
-            placement.pin(node)
             if Tier.DEVICE in node.copies:
                 # Computed by someone else meanwhile: use that one and give ours back.
                 placement.pools[Tier.DEVICE].give_back([slot])
                 lease.block_ids[len(lease.nodes)] = node.copies[Tier.DEVICE]
             else:
-                placement.add_device_copy(node, slot)
+                placement.add_copy(node, Tier.DEVICE, slot)
+                placement.withdraw_arrival(node)  # a fetch that was not waited for
                 stored.append(key)
+            placement.pin(node)
             if self._pending.get(key) is lease:
                 del self._pending[key]
             node.last_used_s = now_s
+            if self.traffic.lacks_copies(node):
+                self.traffic.want_saved(node, self._label(node, token_ids, len(lease.nodes)))
             lease.nodes.append(node)
             parent = node
         if stored:
             placement.events.append(BlocksStored(tuple(stored), parent_key, Tier.DEVICE))
+
+    def retain(
+        self, lease: Lease, tenant_id: TenantId, wish: RetentionWish, num_prompt_blocks: int, now_s: float
+    ) -> RetentionReport:
+        """Grant `wish` for the prompt's blocks that `lease` has made findable."""
+        return self.retention.grant(tenant_id, wish, lease.nodes[:num_prompt_blocks], now_s)
 
     def _release(self, lease: Lease, now_s: float) -> None:
         self._leases.discard(lease)
@@ -158,7 +287,7 @@ class BlockManager:
     # ------------------------------------------------------------------ moves and notices
 
     def take_moves(self) -> tuple[Move, ...]:
-        """Moves prepared since the last call, in the order in which they must run."""
+        """Moves within memory prepared since the last call, in the order in which they must run."""
         moves = tuple(self._placement.moves)
         self._placement.moves.clear()
         return moves
@@ -173,7 +302,10 @@ class BlockManager:
         for lease in self._leases:
             for index, node in enumerate(lease.nodes):
                 if id(node) in failed:
+                    lost = lease.nodes[index:]
                     del lease.nodes[index:]  # the slots from here on are private again
+                    for lost_node in lost:
+                        self._placement.unpin(lost_node)
                     harmed.add(lease.request_id)
                     break
         return harmed
@@ -191,17 +323,26 @@ class BlockManager:
         placement = self._placement
         placement.tree.check_invariants()
         used: dict[Tier, list[int]] = {tier: [] for tier in placement.pools}
+        stored = dict.fromkeys(KEYED_TIERS, 0)
+        holders = Counter(id(node) for lease in self._leases for node in lease.nodes)
         for node in placement.tree:
-            for tier, slot in node.copies.items():
-                used[tier].append(slot)
-            holders = sum(node in lease.nodes for lease in self._leases)
-            if holders != node.num_leases:
+            for tier, place in node.copies.items():
+                if tier in used:
+                    used[tier].append(place)
+                else:
+                    stored[tier] += place
+            if holders[id(node)] != node.num_leases:
                 raise RuntimeError(
-                    f"block {node.key.hex()} counts {node.num_leases} leases, {holders} hold it"
+                    f"block {node.key.hex()} counts {node.num_leases} leases, {holders[id(node)]} hold it"
                 )
+            if node.num_leases and Tier.DEVICE not in node.copies:
+                raise RuntimeError(f"block {node.key.hex()} is leased and not on the device")
         for lease in self._leases:
             used[Tier.DEVICE].extend(lease.block_ids[len(lease.nodes) :])
         for tier, pool in placement.pools.items():
-            every_slot = sorted([*used[tier], *pool.free_slots()])
+            every_slot = sorted([*used[tier], *pool.unused_slots()])
             if every_slot != list(range(pool.num_slots)):
                 raise RuntimeError(f"slots of tier {tier} leak or are used twice: {every_slot}")
+        if stored != placement.stored_bytes:
+            raise RuntimeError(f"bytes stored are counted as {placement.stored_bytes}, they are {stored}")
+        self.traffic.check_invariants()

@@ -1,24 +1,24 @@
-"""Owns the copies of findable blocks: which tier and slot holds each, what is evicted, what is on its way.
+"""Owns the copies of findable blocks: which tier and place holds each, what leaves a tier, and moves in memory.
 
-Never knows about requests or leases beyond a pin count, and never touches bytes. Called by
-`store.manager` only.
+Never knows about requests or leases beyond a pin count, never touches bytes, and never plans work on disk or
+remote (`store.traffic` does). Called by `store.manager` and `store.traffic`.
 
-A block leaves the device only when nobody pins it and no child of it is there; it leaves the host only
-when it is also on the device or has no children at all. So what is findable is always a set of prefixes.
+A block leaves the device only when nobody pins it and no child of it is there. It leaves any other tier only
+when no child would then be on a faster level than itself. So what is findable is always a set of prefixes,
+on each level of tiers.
 """
 
 import itertools
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from keepwarm.core.blocks import BlockKey, Tier
 from keepwarm.core.decision import Decision
 from keepwarm.core.events import BlockEvent, BlocksRemoved, BlocksStored
 from keepwarm.core.ids import MoveId
-from keepwarm.store.block import Move, MoveReason
+from keepwarm.store.block import KEYED_TIERS, Move, MoveReason
 from keepwarm.store.eviction.policy import EvictionPolicy
-from keepwarm.store.prefix import Node, PrefixTree
+from keepwarm.store.prefix import LEVELS, NO_COPY, Node, PrefixTree
 from keepwarm.store.slots import SlotPool
 
 
@@ -31,105 +31,163 @@ class PlacementCounters:
     num_dropped_blocks: int = 0
     """Blocks that left the last tier that held them."""
     num_failed_moves: int = 0
+    wasted_blocks: dict[MoveReason, int] = field(default_factory=dict)
+    """Blocks fetched into memory that left it, or never came, before anybody read them."""
 
 
 class Placement:
     def __init__(
-        self, *, num_device_blocks: int, num_host_blocks: int, new_policy: Callable[[], EvictionPolicy]
+        self,
+        *,
+        num_device_blocks: int,
+        num_host_blocks: int,
+        keeps_disk: bool,
+        new_policy: Callable[[], EvictionPolicy],
     ) -> None:
         self.tree = PrefixTree()
         self.pools = {Tier.DEVICE: SlotPool(num_device_blocks), Tier.HOST: SlotPool(num_host_blocks)}
+        self.stored_bytes = dict.fromkeys(KEYED_TIERS, 0)
+        self.num_stored = dict.fromkeys(KEYED_TIERS, 0)
         self.counters = PlacementCounters()
         self.moves: list[Move] = []
-        """Prepared and not yet taken by `BlockManager.take_moves`."""
+        """Within memory, prepared and not yet taken by `BlockManager.take_moves`."""
+        self.drops: list[BlockKey] = []
+        """Blocks that left the disk tier's index and that the tier has not been told about."""
         self.events: list[BlockEvent] = []
         self.decisions: list[Decision[str]] = []
-        self._policies = {tier: new_policy() for tier in self.pools}
+        tiers = [*self.pools, Tier.DISK] if keeps_disk else [*self.pools]
+        self._policies = {tier: new_policy() for tier in tiers}
         self._in_flight: dict[MoveId, list[Node]] = {}
         # Device blocks that nobody pins: all of them can leave, leaf by leaf, since a pin covers its prefix.
         self._unpinned: set[BlockKey] = set()
         self._move_ids = itertools.count(1)
+        self._removed: dict[Tier, list[BlockKey]] = {}
+        self.on_drop: Callable[[Node], None] = lambda node: None
+        """Told about each block that left its last tier."""
+
+    def new_move_id(self) -> MoveId:
+        return MoveId(next(self._move_ids))
 
     # ------------------------------------------------------------------ pins and copies
 
     def pin(self, node: Node) -> None:
         node.num_leases += 1
-        self._update_evictable(node)
+        self.update(node)
 
     def unpin(self, node: Node) -> None:
         node.num_leases -= 1
-        self._update_evictable(node)
-
-    def add_device_copy(self, node: Node, slot: int) -> None:
-        node.copies[Tier.DEVICE] = slot
-        self._count_device_child(node, +1)
-        self._update_evictable(node)
+        self.update(node)
 
     def insert(self, key: BlockKey, parent: Node | None, now_s: float) -> Node:
         """A new block without copies; the caller adds one at once."""
-        node = self.tree.insert(key, parent, now_s)
-        if parent:
-            self._update_evictable(parent)
-        return node
+        return self.tree.insert(key, parent, now_s)
 
-    # ------------------------------------------------------------------ moves
+    def add_copy(self, node: Node, tier: Tier, place: int) -> None:
+        """`place` is a slot (device, host) or the bytes stored (disk, remote)."""
+        if tier in self.stored_bytes:
+            self.num_stored[tier] += tier not in node.copies
+            self.stored_bytes[tier] += place - node.copies.get(tier, 0)
+        self.tree.add_copy(node, tier, place)
+        self.update(node)
+        if node.parent:
+            self.update(node.parent)
 
-    @property
-    def has_arriving(self) -> bool:
-        """Whether some block's bytes are on their way."""
-        return bool(self._in_flight)
+    def lose(self, nodes: Iterable[Node], tier: Tier) -> None:
+        """The copies of `nodes` on `tier` are gone or worthless. What cannot be found any more is dropped."""
+        lost = [node for node in nodes if tier in node.copies]
+        for node in lost:
+            self._withdraw(node, tier)
+        self._settle(lost)
+        self._report_removed()
+
+    def withdraw_arrival(self, node: Node) -> None:
+        """Stop waiting for bytes that a move in the background brings to the host."""
+        if node.arriving is Tier.HOST:
+            self._withdraw(node, Tier.HOST)
+            self._settle([node])
+            self._report_removed()
+
+    # ------------------------------------------------------------------ moves within memory
 
     def promote(self, nodes: Sequence[Node], slots: Sequence[int]) -> None:
         """Prepare copying pinned host blocks, parents first, into device `slots`."""
-        move = self._prepare(nodes, Tier.HOST, Tier.DEVICE, slots, MoveReason.PROMOTE)
+        sources = [node.copies[Tier.HOST] for node in nodes]
+        self._prepare(nodes, Tier.HOST, Tier.DEVICE, MoveReason.PROMOTE, sources, slots)
         for node, slot in zip(nodes, slots, strict=True):
             node.arriving = Tier.DEVICE
-            self.add_device_copy(node, slot)
-        self.moves.append(move)
+            self.add_copy(node, Tier.DEVICE, slot)
+
+    def copy_to_host(self, nodes: Sequence[Node], slots: Sequence[int]) -> None:
+        """Prepare copying device blocks, parents first, into host `slots`, to be saved from there."""
+        sources = [node.copies[Tier.DEVICE] for node in nodes]
+        self._prepare(nodes, Tier.DEVICE, Tier.HOST, MoveReason.SAVE, sources, slots)
+        for node, slot in zip(nodes, slots, strict=True):
+            node.arriving = Tier.HOST
+            self.add_copy(node, Tier.HOST, slot)
+
+    @property
+    def has_moves_in_flight(self) -> bool:
+        return bool(self._in_flight)
 
     def complete(self, move: Move) -> None:
         """The bytes of `move` arrived: its blocks are readable on the target tier."""
         arrived = self._land(move)
         for node in arrived:
             node.arriving = None
-            self._update_evictable(node)
+            self.update(node)
         if arrived:
             self.events.append(BlocksStored(tuple(node.key for node in arrived), None, move.target))
 
     def abort(self, move: Move) -> list[Node]:
-        """The bytes of `move` did not arrive. Forgets its blocks and all after them; returns its blocks.
+        """The bytes of `move` did not arrive. Returns its blocks, which have lost their copies in memory.
 
-        After a failed promotion the copy on the slower tier is not trusted either. Device slots of a
-        failed promotion stay with the lease that asked for it, or are free when it was released meanwhile.
+        The copy in memory that was to be read is not trusted either. Device slots of a failed promotion
+        stay with the lease that asked for it, or are free when it was released meanwhile.
         """
         self.counters.num_failed_moves += 1
         failed = self._land(move)
-        self._forget(failed)
+        for node in failed:
+            node.arriving = None
+        if move.reason is MoveReason.SAVE:
+            self.lose(failed, Tier.HOST)  # the device copy is still in use and sound
+            return []
+        for node in failed:
+            for tier in [tier for tier in (Tier.DEVICE, Tier.HOST) if tier in node.copies]:
+                self._withdraw(node, tier)
+        self._settle(failed)
+        self._report_removed()
         return failed
 
     def _land(self, move: Move) -> list[Node]:
         """The blocks of `move` that are still wanted: a later eviction of the same plan may have dropped some."""
-        return [node for node in self._in_flight.pop(move.move_id) if self.tree.get(node.key) is node]
+        self.pools[Tier.HOST].let_go(move.target_slots if move.target is Tier.HOST else move.source_slots)
+        return [
+            node
+            for node in self._in_flight.pop(move.move_id)
+            if self.tree.get(node.key) is node and node.arriving is move.target
+        ]
 
     def _prepare(
         self,
         nodes: Sequence[Node],
         source: Tier,
         target: Tier,
-        target_slots: Sequence[int],
         reason: MoveReason,
-    ) -> Move:
+        source_slots: Sequence[int],
+        target_slots: Sequence[int],
+    ) -> None:
         move = Move(
-            move_id=MoveId(next(self._move_ids)),
+            move_id=self.new_move_id(),
             keys=tuple(node.key for node in nodes),
             source=source,
             target=target,
-            source_slots=tuple(node.copies[source] for node in nodes),
+            source_slots=tuple(source_slots),
             target_slots=tuple(target_slots),
             reason=reason,
         )
         self._in_flight[move.move_id] = list(nodes)
-        return move
+        self.pools[Tier.HOST].hold(target_slots if target is Tier.HOST else source_slots)
+        self.moves.append(move)
 
     # ------------------------------------------------------------------ making room
 
@@ -143,116 +201,131 @@ class Placement:
             self._demote(self._take_victims(num_missing))
         return pool.take(num_blocks)
 
-    def _take_victims(self, num_blocks: int) -> list[Node]:
-        """Device blocks to evict, children before parents. The caller has checked that there are enough."""
-        policy = self._policies[Tier.DEVICE]
-        victims: list[Node] = []
-        while len(victims) < num_blocks:
-            key = policy.peek()
-            if key is None:
-                raise RuntimeError(f"{num_blocks} blocks were to leave the device, {len(victims)} can")
-            policy.discard(key)
-            node = self._node(key)
-            victims.append(node)
-            self._count_device_child(node, -1)  # its parent may be the next leaf
-        return victims
+    def take_host_slot(self, *, may_drop: bool = True) -> int | None:
+        """A free host slot, evicting another block's host copy if need be; None when none can be had.
 
-    def _demote(self, victims: list[Node]) -> None:
-        """Empty the device slots of `victims`, keeping each on the host where a slot can be had."""
-        self.counters.num_evicted_blocks += len(victims)
-        self.decisions.append(
-            Decision(
-                policy=self._policies[Tier.DEVICE].name,
-                kind="evict",
-                subject=victims[0].key.hex(),
-                choice=Tier.DEVICE.value,
-                reason="device blocks are needed for work that runs now",
-                numbers={"num_blocks": len(victims), "oldest_use_s": round(victims[0].last_used_s, 6)},
-            )
-        )
-        moving: list[Node] = []
-        targets: list[int] = []
-        staying: list[Node] = []
-        lost: dict[BlockKey, Node] = {}
-        for node in reversed(victims):  # parents first: a child on the host needs its parent there
-            if node.parent and node.parent.key in lost:
-                lost[node.key] = node
-                continue
-            if Tier.HOST in node.copies:
-                staying.append(node)
-            elif (slot := self._take_host_slot()) is not None:
-                moving.append(node)
-                targets.append(slot)
-            else:
-                lost[node.key] = node
-                continue
-            node.arriving = Tier.HOST  # not evictable on the host while the rest looks for room there
-            self._update_evictable(node)
-        if moving:
-            self.moves.append(self._prepare(moving, Tier.DEVICE, Tier.HOST, targets, MoveReason.DEMOTE))
-        for node, slot in zip(moving, targets, strict=True):
-            node.copies[Tier.HOST] = slot
-        for node in staying:
-            node.arriving = None
-        self.pools[Tier.DEVICE].give_back([node.copies.pop(Tier.DEVICE) for node in victims])
-        self.events.append(BlocksRemoved(tuple(node.key for node in victims), Tier.DEVICE))
-        if lost:
-            self._forget(lost.values())
-        for node in staying:
-            self._update_evictable(node)
-
-    def _take_host_slot(self) -> int | None:
-        """A free host slot, dropping the host copy of another block if need be."""
+        With `may_drop` False nothing is evicted that no other tier holds.
+        """
         pool = self.pools[Tier.HOST]
         if not pool.num_free:
             key = self._policies[Tier.HOST].peek()
             if key is None:
                 return None
             node = self._node(key)
-            pool.give_back([node.copies.pop(Tier.HOST)])
-            self.events.append(BlocksRemoved((key,), Tier.HOST))
-            self._update_evictable(node)
-            if not node.copies:
-                self._drop(node)
-        return pool.take(1)[0]
+            if len(node.copies) == 1 and not may_drop:
+                return None
+            self.lose([node], Tier.HOST)
+        return pool.take(1)[0] if pool.num_free else None
 
-    def _forget(self, roots: Iterable[Node]) -> None:
-        """Drop `roots` and every block after them. None of them may be pinned by an unrelated lease."""
-        removed: dict[Tier, list[BlockKey]] = {Tier.DEVICE: [], Tier.HOST: []}
-        for node in reversed(self._with_descendants(list(roots))):
+    def evict_from_disk(self) -> bool:
+        """Forget the disk copy that is worth least; False when none may go."""
+        key = self._policies[Tier.DISK].peek()
+        if key is None:
+            return False
+        self.lose([self._node(key)], Tier.DISK)
+        return True
+
+    def _take_victims(self, num_blocks: int) -> list[tuple[Node, int]]:
+        """Blocks to evict, children before parents, each taken off the device, with the slot it had there.
+
+        They stay pinned, so that what they have on the host cannot leave while the rest looks for room there.
+        """
+        policy = self._policies[Tier.DEVICE]
+        victims: list[tuple[Node, int]] = []
+        while len(victims) < num_blocks:
+            key = policy.peek()
+            if key is None:
+                raise RuntimeError(f"{num_blocks} blocks were to leave the device, {len(victims)} can")
+            node = self._node(key)
+            victims.append((node, self.tree.remove_copy(node, Tier.DEVICE)))
+            self.pin(node)
+            if node.parent:
+                self.update(node.parent)  # it may be the next leaf
+        return victims
+
+    def _demote(self, victims: list[tuple[Node, int]]) -> None:
+        """Free the device slots of `victims`, keeping each block on the host where a slot can be had."""
+        self.counters.num_evicted_blocks += len(victims)
+        self.decisions.append(
+            Decision(
+                policy=self._policies[Tier.DEVICE].name,
+                kind="evict",
+                subject=victims[0][0].key.hex(),
+                choice=Tier.DEVICE.value,
+                reason="device blocks are needed for work that runs now",
+                numbers={"num_blocks": len(victims), "oldest_use_s": round(victims[0][0].last_used_s, 6)},
+            )
+        )
+        moving: list[tuple[Node, int, int]] = []
+        for node, slot in reversed(victims):  # parents first: a child on the host needs its parent there
+            may_stay = not node.parent or node.parent.level <= LEVELS[Tier.HOST]
             if Tier.HOST in node.copies:
-                self.pools[Tier.HOST].give_back([node.copies.pop(Tier.HOST)])
-                removed[Tier.HOST].append(node.key)
-            slot = node.copies.pop(Tier.DEVICE, None)
-            if slot is not None:
-                self._count_device_child(node, -1)
-                removed[Tier.DEVICE].append(node.key)
-                if not node.num_leases:  # else the lease keeps the slot, as a private one
-                    self.pools[Tier.DEVICE].give_back([slot])
+                if not may_stay:
+                    self._withdraw(node, Tier.HOST)
+            elif may_stay and (host_slot := self.take_host_slot()) is not None:
+                self.tree.add_copy(node, Tier.HOST, host_slot)
+                node.arriving = Tier.HOST
+                moving.append((node, slot, host_slot))
+        if moving:
+            nodes, sources, targets = zip(*moving, strict=True)
+            self._prepare(nodes, Tier.DEVICE, Tier.HOST, MoveReason.DEMOTE, sources, targets)
+        for node, slot in victims:
+            node.num_leases -= 1
+            self.pools[Tier.DEVICE].give_back([slot])
+        self._removed.setdefault(Tier.DEVICE, []).extend(node.key for node, _ in victims)
+        self._settle([node for node, _ in victims])
+        self._report_removed()
+
+    # ------------------------------------------------------------------ losing copies
+
+    def _withdraw(self, node: Node, tier: Tier) -> None:
+        """Remove one copy and free its place. The caller settles the tree afterwards."""
+        place = self.tree.remove_copy(node, tier)
+        self._removed.setdefault(tier, []).append(node.key)
+        if node.arriving is tier:
             node.arriving = None
-            self._drop(node)
-        self.events.extend(BlocksRemoved(tuple(keys), tier) for tier, keys in removed.items() if keys)
+        if tier is Tier.DEVICE:
+            if not node.num_leases:  # else the lease keeps the slot, as a private one
+                self.pools[tier].give_back([place])
+        elif tier is Tier.HOST:
+            self.pools[tier].give_back([place])
+            if node.arrival:
+                wasted = self.counters.wasted_blocks
+                wasted[node.arrival.reason] = wasted.get(node.arrival.reason, 0) + 1
+                node.arrival = None
+        else:
+            self.stored_bytes[tier] -= place
+            self.num_stored[tier] -= 1
+            if tier is Tier.DISK:
+                self.drops.append(node.key)
 
-    def _with_descendants(self, roots: list[Node]) -> list[Node]:
-        """`roots` and every block after them, parents first."""
-        num_inside = Counter(node.parent.key for node in roots if node.parent)
-        if all(node.num_children == num_inside[node.key] for node in roots):
-            return sorted(roots, key=lambda node: node.depth)
-        # Rare (a move failed, or the host tier is full of blocks that may not leave): a scan will do.
-        doomed = {node.key for node in roots}
-        found = []
-        for node in sorted(self.tree, key=lambda node: node.depth):
-            if node.key in doomed or (node.parent and node.parent.key in doomed):
-                doomed.add(node.key)
-                found.append(node)
-        return found
+    def _settle(self, roots: Iterable[Node]) -> None:
+        """Restore the invariants of the tree after `roots` lost copies."""
+        dropped: list[Node] = []
+        stack = sorted(roots, key=lambda node: -node.depth)
+        while stack:
+            node = stack.pop()
+            fastest_allowed = node.parent.level if node.parent else 0
+            for tier in [tier for tier in node.copies if LEVELS[tier] < fastest_allowed]:
+                self._withdraw(node, tier)
+            self.update(node)
+            if node.level == NO_COPY:
+                dropped.append(node)
+            if any(node.child_levels[: node.level]):
+                stack.extend(child for child in node.children() if child.level < node.level)
+            if node.parent:
+                self.update(node.parent)
+        for node in sorted(dropped, key=lambda node: -node.depth):
+            if self.tree.get(node.key) is node:
+                self.counters.num_dropped_blocks += 1
+                self.tree.remove(node)
+                self.on_drop(node)
+                if node.parent:
+                    self.update(node.parent)
 
-    def _drop(self, node: Node) -> None:
-        self.counters.num_dropped_blocks += 1
-        self.tree.remove(node)
-        self._update_evictable(node)
-        if node.parent:
-            self._update_evictable(node.parent)
+    def _report_removed(self) -> None:
+        self.events.extend(BlocksRemoved(tuple(keys), tier) for tier, keys in self._removed.items())
+        self._removed.clear()
 
     # ------------------------------------------------------------------ bookkeeping
 
@@ -262,24 +335,25 @@ class Placement:
             raise RuntimeError(f"eviction policy holds block {key.hex()}, which is not in the tree")
         return node
 
-    def _count_device_child(self, node: Node, change: int) -> None:
-        if node.parent:
-            node.parent.num_device_children += change
-            self._update_evictable(node.parent)
-
-    def _update_evictable(self, node: Node) -> None:
-        is_whole = node.arriving is None
-        on_device, on_host = Tier.DEVICE in node.copies, Tier.HOST in node.copies
-        can_leave = {
-            Tier.DEVICE: on_device and is_whole and not node.num_leases and not node.num_device_children,
-            Tier.HOST: on_host and is_whole and (on_device or not (node.num_children or node.num_leases)),
-        }
+    def update(self, node: Node) -> None:
+        """Tell the policies whether `node` may leave each tier; after every change to it or its children."""
         for tier, policy in self._policies.items():
-            if can_leave[tier]:
-                policy.add(node.key, last_used_s=node.last_used_s, depth=node.depth)
+            if self._can_leave(node, tier):
+                policy.add(node.key, last_used_s=node.last_used_s + node.youth_s, depth=node.depth)
             else:
                 policy.discard(node.key)
-        if on_device and is_whole and not node.num_leases:
+        if Tier.DEVICE in node.copies and node.arriving is None and not node.num_leases:
             self._unpinned.add(node.key)
         else:
             self._unpinned.discard(node.key)
+
+    def _can_leave(self, node: Node, tier: Tier) -> bool:
+        if tier not in node.copies or node.arriving is not None:
+            return False
+        if tier is Tier.DEVICE:
+            return not node.num_leases and not node.child_levels[0]
+        if tier is Tier.HOST and node.num_readers:
+            return False
+        if LEVELS[tier] > node.level:
+            return True
+        return not node.num_leases and not any(node.child_levels[: node.level_without(tier)])

@@ -2,21 +2,37 @@
 
 Never allocates slots and never chooses victims. One writer: `store.placement`, for `store.manager`.
 
-Invariants (checked by `PrefixTree.check_invariants`):
+The *level* of a block is the place of its fastest copy in the order of tiers: 0 on the device, 1 at best on
+the host, and so on. Invariants (checked by `PrefixTree.check_invariants`):
   1. A block is in the tree only while it has at least one copy.
   2. Presence is a prefix property: the parent of a block in the tree is in the tree.
-  3. Device presence is one too: the parent of a block on the device is on the device.
+  3. A parent is never on a higher level than its child. So a chain, read from its start, has its blocks on
+     the device, then those on the host, then those on disk, then those on the remote tier.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from keepwarm.core.blocks import BlockKey, Tier
+from keepwarm.store.block import MoveReason
+
+LEVELS = {tier: level for level, tier in enumerate(Tier)}
+NO_COPY = len(LEVELS)
+"""Level of a block without copies."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """How an unread copy came into memory."""
+
+    tier: Tier
+    """Where it was fetched from."""
+    reason: MoveReason
 
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """One block. Mutated by `store.manager` only."""
+    """One block. Copies and links are mutated by PrefixTree, the rest by `store.placement` and `store.manager`."""
 
     key: BlockKey
     parent: "Node | None"
@@ -24,12 +40,36 @@ class Node:
     """Blocks before this one."""
     last_used_s: float
     copies: dict[Tier, int] = field(default_factory=dict)
-    """Slot on each tier that holds the block."""
-    num_children: int = 0
-    num_device_children: int = 0
+    """By tier: the slot there (device, host), or the bytes that the copy takes (disk, remote)."""
+    level: int = NO_COPY
+    child_levels: list[int] = field(default_factory=lambda: [0] * NO_COPY)
+    """Number of children per level."""
+    first_child: "Node | None" = None
+    next_sibling: "Node | None" = None
+    previous_sibling: "Node | None" = None
     num_leases: int = 0
+    num_readers: int = 0
+    """Moves in the background that read the host copy."""
     arriving: Tier | None = None
     """Tier of a copy whose bytes are still on their way; unreadable until the move completes."""
+    arrival: Arrival | None = None
+    """Set while the host copy was fetched and nobody has read it yet."""
+    youth_s: float = 0.0
+    """Seconds by which the block counts as younger than it is: retention wishes."""
+
+    @property
+    def has_children(self) -> bool:
+        return self.first_child is not None
+
+    def children(self) -> Iterator["Node"]:
+        child = self.first_child
+        while child:
+            yield child
+            child = child.next_sibling
+
+    def level_without(self, tier: Tier) -> int:
+        """Level after losing the copy on `tier`."""
+        return min((LEVELS[other] for other in self.copies if other is not tier), default=NO_COPY)
 
 
 class PrefixTree:
@@ -49,58 +89,105 @@ class PrefixTree:
         return self._nodes.get(key)
 
     def insert(self, key: BlockKey, parent: Node | None, now_s: float) -> Node:
-        node = Node(key=key, parent=parent, depth=parent.depth + 1 if parent else 0, last_used_s=now_s)
+        """A new block without copies; the caller adds one at once."""
+        node = Node(key, parent, parent.depth + 1 if parent else 0, now_s)
         self._nodes[key] = node
         if parent:
-            parent.num_children += 1
+            node.next_sibling = parent.first_child
+            if parent.first_child:
+                parent.first_child.previous_sibling = node
+            parent.first_child = node
         return node
 
     def remove(self, node: Node) -> None:
         """Forget a block that has no copies and no children."""
         del self._nodes[node.key]
+        if node.previous_sibling:
+            node.previous_sibling.next_sibling = node.next_sibling
+        elif node.parent:
+            node.parent.first_child = node.next_sibling
+        if node.next_sibling:
+            node.next_sibling.previous_sibling = node.previous_sibling
+
+    def add_copy(self, node: Node, tier: Tier, place: int) -> None:
+        node.copies[tier] = place
+        if LEVELS[tier] < node.level:
+            self._set_level(node, LEVELS[tier])
+
+    def remove_copy(self, node: Node, tier: Tier) -> int:
+        """Returns the place that the copy had."""
+        place = node.copies.pop(tier)
+        if LEVELS[tier] == node.level:
+            self._set_level(node, node.level_without(tier))
+        return place
+
+    def _set_level(self, node: Node, level: int) -> None:
         if node.parent:
-            node.parent.num_children -= 1
+            counts = node.parent.child_levels
+            if node.level < NO_COPY:
+                counts[node.level] -= 1
+            if level < NO_COPY:
+                counts[level] += 1
+        node.level = level
 
-    def longest_prefix(self, keys: Sequence[BlockKey]) -> list[Node]:
-        """Nodes of the longest findable prefix of `keys`."""
-        return [self._nodes[key] for key in keys[: self.prefix_length(keys)]]
+    def longest_prefix(self, keys: Sequence[BlockKey], level: int = NO_COPY - 1) -> list[Node]:
+        """Nodes of the longest findable prefix of `keys` whose blocks are on `level` or a faster one."""
+        return [self._nodes[key] for key in keys[: self.prefix_length(keys, level)]]
 
-    def prefix_length(self, keys: Sequence[BlockKey]) -> int:
-        """How many of `keys`, from the first on, are findable.
+    def prefix_length(self, keys: Sequence[BlockKey], level: int = NO_COPY - 1) -> int:
+        """How many of `keys`, from the first on, are findable on `level` or a faster one.
 
-        Gallops to the border, then bisects: presence is a prefix property, so a conversation of n blocks
-        costs O(log n) probes.
+        Gallops to the border, then bisects: this is a prefix property, so a conversation of n blocks costs
+        O(log n) probes.
         """
+        find = self._nodes.get
         low, step = 0, 1  # keys[:low] are present
-        while low + step <= len(keys) and keys[low + step - 1] in self._nodes:
+        while low + step <= len(keys):
+            node = find(keys[low + step - 1])
+            if node is None or node.level > level:
+                break
             low += step
             step *= 2
         high = min(low + step, len(keys) + 1)  # keys[:high] are not all present
         while high - low > 1:
             middle = (low + high) // 2
-            if keys[middle - 1] in self._nodes:
-                low = middle
-            else:
+            node = find(keys[middle - 1])
+            if node is None or node.level > level:
                 high = middle
+            else:
+                low = middle
         return low
+
+    def walked_prefix_length(self, keys: Sequence[BlockKey], level: int = NO_COPY - 1) -> int:
+        """What `prefix_length` says, found by walking: the reference for tests and the bench."""
+        for index, key in enumerate(keys):
+            node = self._nodes.get(key)
+            if node is None or node.level > level:
+                return index
+        return len(keys)
 
     def check_invariants(self) -> None:
         """Raise RuntimeError on the first broken invariant. Cost is linear in the number of blocks."""
-        children: dict[BlockKey, list[Node]] = {}
         for node in self._nodes.values():
             if not node.copies:
                 raise RuntimeError(f"block {node.key.hex()} is in the tree without a copy")
+            if node.level != min(LEVELS[tier] for tier in node.copies):
+                raise RuntimeError(f"block {node.key.hex()} says level {node.level}, it has {node.copies}")
             if node.parent:
-                children.setdefault(node.parent.key, []).append(node)
                 if self._nodes.get(node.parent.key) is not node.parent:
                     raise RuntimeError(f"parent of block {node.key.hex()} is not in the tree")
-                if Tier.DEVICE in node.copies and Tier.DEVICE not in node.parent.copies:
-                    raise RuntimeError(f"block {node.key.hex()} is on the device, its parent is not")
-        for node in self._nodes.values():
-            below = children.get(node.key, [])
-            num_device = sum(Tier.DEVICE in child.copies for child in below)
-            if (node.num_children, node.num_device_children) != (len(below), num_device):
+                if node.parent.level > node.level:
+                    raise RuntimeError(
+                        f"block {node.key.hex()} is on level {node.level}, its parent on {node.parent.level}"
+                    )
+            counts = [0] * NO_COPY
+            for child in node.children():
+                counts[child.level] += 1
+                if self._nodes.get(child.key) is not child or child.parent is not node:
+                    raise RuntimeError(
+                        f"block {node.key.hex()} lists child {child.key.hex()}, which is not its own"
+                    )
+            if counts != node.child_levels:
                 raise RuntimeError(
-                    f"block {node.key.hex()} counts {node.num_children} children ({node.num_device_children} on "
-                    f"the device), it has {len(below)} ({num_device})"
+                    f"block {node.key.hex()} counts {node.child_levels} children per level, it has {counts}"
                 )

@@ -1,8 +1,11 @@
 """Owns which slots of one tier are free.
 
-Never knows what a slot holds. Used by `store.placement`, and by
-`store.manager` for the private blocks of leases.
+Never knows what a slot holds. Used by `store.placement`, and by `store.manager` for the private blocks of
+leases.
 """
+
+from collections import Counter
+from collections.abc import Iterable
 
 
 class SlotPool:
@@ -16,6 +19,8 @@ class SlotPool:
         self.num_slots = num_slots
         self._free = list(range(num_slots - 1, -1, -1))
         self._is_sorted = True
+        self._holds: Counter[int] = Counter()
+        self._waiting: set[int] = set()  # given back while held
 
     @property
     def num_free(self) -> int:
@@ -35,9 +40,28 @@ class SlotPool:
         taken.reverse()
         return taken
 
-    def give_back(self, slots: list[int]) -> None:
-        self._free.extend(slots)
+    def give_back(self, slots: Iterable[int]) -> None:
+        """Free `slots`; those that a move still touches become free when it lets go of them."""
+        for slot in slots:
+            if slot in self._holds:
+                self._waiting.add(slot)
+            else:
+                self._free.append(slot)
         self._is_sorted = len(self._free) <= 1
 
-    def free_slots(self) -> frozenset[int]:
-        return frozenset(self._free)
+    def hold(self, slots: Iterable[int]) -> None:
+        """A move reads or writes `slots`: nobody else may have them before `let_go`."""
+        self._holds.update(slots)
+
+    def let_go(self, slots: Iterable[int]) -> None:
+        for slot in slots:
+            self._holds[slot] -= 1
+            if not self._holds[slot]:
+                del self._holds[slot]
+                if slot in self._waiting:
+                    self._waiting.discard(slot)
+                    self.give_back([slot])
+
+    def unused_slots(self) -> frozenset[int]:
+        """Free slots and those that become free when a move lets go."""
+        return frozenset(self._free) | self._waiting

@@ -13,7 +13,7 @@ import anyio
 from keepwarm.core.blocks import Tier
 from keepwarm.core.events import RequestEvent, RequestFinished, SampledToken, TokenLogprob, TokensGenerated
 from keepwarm.core.ids import RequestId
-from keepwarm.core.request import FinishReason, Timing, Usage
+from keepwarm.core.request import FinishReason, RetentionReport, Timing, Usage
 from keepwarm.engine.executor import ModelInfo
 from keepwarm.gateway.service import Gateway, GatewaySettings, ServedModel
 from keepwarm.gateway.text.model import TextModel
@@ -30,6 +30,8 @@ class Script:
     tokens_per_event: int = 1
     reason: FinishReason = FinishReason.STOP
     cached_by_tier: Mapping[Tier, int] = field(default_factory=dict)
+    retention: RetentionReport | None = None
+    """Answer to a draft's wish; a draft without one gets none."""
     error_code: str | None = None
     error_message: str | None = None
     refuse: Exception | None = None
@@ -119,6 +121,7 @@ class ScriptedGeneration:
             Timing(arrival_s=0.0),
             error_code=self._script.error_code,
             error_message=self._script.error_message,
+            retention=self._script.retention if self.draft.retention is not None else None,
         )
 
 

@@ -25,7 +25,8 @@ from keepwarm.scheduling.plan import Chunk, StepPlan
 from keepwarm.scheduling.queue import PriorityOrder
 from keepwarm.scheduling.scheduler import Scheduler, SchedulerSettings
 from keepwarm.store.eviction.ordered import LeafLru
-from keepwarm.store.manager import BlockManager
+from keepwarm.store.manager import BlockManager, StoreSettings
+from keepwarm.store.pricing import CostModel
 from keepwarm.store.tiers.base import BlockStore
 from keepwarm.workers.engine_loop import EngineLoop
 
@@ -159,15 +160,20 @@ class EngineProgram:
         """Scheduler and store without any past. Never closed: that would close the executor too."""
         info = self._executor.info
         num_blocks = self._block_store.num_slots(Tier.DEVICE)
-        blocks = BlockManager(num_device_blocks=num_blocks, num_host_blocks=0, new_policy=LeafLru)
+        blocks = BlockManager(
+            StoreSettings(block_size=info.block_size, num_device_blocks=num_blocks, num_host_blocks=0),
+            new_policy=LeafLru,
+        )
+        costs = CostModel(block_bytes=self._block_store.block_bytes, block_size=info.block_size)
         settings = SchedulerSettings(
             block_size=info.block_size, max_batch_tokens=STEP_TOKENS, max_model_len=info.max_model_len
         )
         return EngineLoop(
-            scheduler=Scheduler(settings=settings, blocks=blocks, order=PriorityOrder()),
+            scheduler=Scheduler(settings=settings, blocks=blocks, order=PriorityOrder(), costs=costs),
             blocks=blocks,
             block_store=self._block_store,
             executor=self._executor,
+            costs=costs,
             on_decision=lambda now_s, decision: None,
         )
 

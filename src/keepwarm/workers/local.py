@@ -19,14 +19,19 @@ from keepwarm.core.request import FinishReason, Request, Timing, Usage
 from keepwarm.core.stats import WorkerStats
 from keepwarm.engine.executor import ModelInfo
 from keepwarm.scheduling.plan import StepPlan, StepResult
-from keepwarm.store.block import Move
-from keepwarm.store.tiers.base import MoveOutcome
+from keepwarm.store.block import BackgroundTask, Move
+from keepwarm.store.tiers.base import MoveOutcome, TaskOutcome
 from keepwarm.workers.block_feed import BlockFeed
 from keepwarm.workers.engine_loop import EngineLoop
 from keepwarm.workers.worker import WorkerHealth
 
 StepOutcome = tuple[StepResult, list[tuple[Move, MoveOutcome]]]
 Streams = dict[RequestId, asyncio.Queue[RequestEvent]]
+
+
+CHECK_INTERVAL_S = 60.0
+MAX_CHECKED_BLOCKS = 50_000
+"""A check is linear in the number of blocks and nothing is served meanwhile: about 0.1 s at this size."""
 
 
 class StepRunner(Protocol):
@@ -37,6 +42,12 @@ class StepRunner(Protocol):
         ...
 
     async def run(self, execute: Callable[[StepPlan], StepOutcome], plan: StepPlan) -> StepOutcome: ...
+
+    async def run_task(
+        self, execute: Callable[[BackgroundTask], TaskOutcome], task: BackgroundTask
+    ) -> TaskOutcome:
+        """Run a task on a slow tier; those of one tier and direction one after the other."""
+        ...
 
     def close(self) -> None: ...
 
@@ -57,6 +68,9 @@ class LocalWorker:
         self._is_idle = asyncio.Event()
         self._is_idle.set()
         self._task: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._alarm: asyncio.Task[None] | None = None
+        self._checked_s = clock.now_s()
 
     @property
     def worker_id(self) -> WorkerId:
@@ -109,9 +123,11 @@ class LocalWorker:
 
     async def close(self) -> None:
         self._health = WorkerHealth.LOST
-        if self._task:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        # Tasks on threads cannot be stopped; the runner waits for them when it is closed.
+        tasks = [task for task in (self._task, self._alarm, *self._tasks) if task]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         for request_id, queue in self._streams.items():
             queue.put_nowait(_ended_by_close(request_id, self._clock.now_s()))
         self._runner.close()
@@ -135,18 +151,52 @@ class LocalWorker:
                 for request_id in list(self._streams):
                     self._engine.cancel(request_id, self._clock.now_s())
                 self._publish(self._engine.take_events(self._clock.now_s()))
-            self._is_idle.set()
+            self._set_alarm()
+            if self._engine.is_settled:
+                self._is_idle.set()
+                self._check_invariants()
 
     async def _run_until_idle(self) -> None:
         while True:
             # A closed-loop client's next request should join the next step, not miss it by a moment.
             await self._runner.settle()
             plan = self._engine.begin(self._clock.now_s())
+            for background in self._engine.take_tasks():
+                task = asyncio.create_task(self._run_task(background))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
             self._publish(self._engine.take_events(self._clock.now_s()))
             if plan is None:
                 return
             result, outcomes = await self._runner.run(self._engine.execute, plan)
             self._publish(self._engine.end(plan, result, outcomes, self._clock.now_s()))
+
+    async def _run_task(self, task: BackgroundTask) -> None:
+        outcome = await self._runner.run_task(self._engine.execute_task, task)
+        if outcome.error:
+            structlog.get_logger("keepwarm.workers").warning("tier_failed", error=outcome.error)
+        self._publish(self._engine.end_task(task, outcome, self._clock.now_s()))
+        self._wake()
+
+    def _set_alarm(self) -> None:
+        """Wake the loop when something is due although nothing ends or arrives."""
+        if self._alarm:
+            self._alarm.cancel()
+        due_s = self._engine.next_wake_s()
+        self._alarm = asyncio.create_task(self._wake_at(due_s)) if due_s is not None else None
+
+    async def _wake_at(self, due_s: float) -> None:
+        await self._clock.sleep(max(0.0, due_s - self._clock.now_s()))
+        self._has_work.set()
+
+    def _check_invariants(self) -> None:
+        """Now and then, while nobody waits, look whether the store is still consistent."""
+        now_s = self._clock.now_s()
+        if now_s - self._checked_s < CHECK_INTERVAL_S or self._engine.num_blocks > MAX_CHECKED_BLOCKS:
+            return
+        self._checked_s = now_s
+        if broken := self._engine.check_when_idle():
+            structlog.get_logger("keepwarm.workers").error("store_inconsistent", broken=broken)
 
     def _publish(self, events: list[WorkerEvent]) -> None:
         for event in events:

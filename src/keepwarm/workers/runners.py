@@ -1,4 +1,4 @@
-"""Owns the two ways in which a step's time passes: on a thread of its own, and on a virtual clock.
+"""Owns the two ways in which time passes for steps and tasks: on threads of their own, and on a virtual clock.
 
 Never looks into a step. Used by `workers.local`.
 """
@@ -7,8 +7,11 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+from keepwarm.core.blocks import Tier
 from keepwarm.core.clock import Clock
 from keepwarm.scheduling.plan import StepPlan
+from keepwarm.store.block import BackgroundTask, Move
+from keepwarm.store.tiers.base import TaskOutcome
 from keepwarm.workers.local import StepOutcome
 
 
@@ -17,6 +20,7 @@ class ThreadStepRunner:
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="keepwarm-engine")
+        self._lanes: dict[str, ThreadPoolExecutor] = {}
 
     async def settle(self) -> None:
         await asyncio.sleep(0)
@@ -24,8 +28,24 @@ class ThreadStepRunner:
     async def run(self, execute: Callable[[StepPlan], StepOutcome], plan: StepPlan) -> StepOutcome:
         return await asyncio.get_running_loop().run_in_executor(self._pool, execute, plan)
 
+    async def run_task(
+        self, execute: Callable[[BackgroundTask], TaskOutcome], task: BackgroundTask
+    ) -> TaskOutcome:
+        lane = _lane_of(task)
+        if lane not in self._lanes:
+            self._lanes[lane] = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"keepwarm-{lane}")
+        return await asyncio.get_running_loop().run_in_executor(self._lanes[lane], execute, task)
+
     def close(self) -> None:
-        self._pool.shutdown(wait=True)
+        for pool in (self._pool, *self._lanes.values()):
+            pool.shutdown(wait=True)
+
+
+def _lane_of(task: BackgroundTask) -> str:
+    """Reading and writing do not wait for each other, and no tier waits for another."""
+    if isinstance(task, Move) and task.target is not Tier.HOST:
+        return f"{task.target}-write"
+    return f"{task.source if isinstance(task, Move) else task.tier}-read"
 
 
 class ClockedStepRunner:
@@ -41,6 +61,13 @@ class ClockedStepRunner:
     async def run(self, execute: Callable[[StepPlan], StepOutcome], plan: StepPlan) -> StepOutcome:
         outcome = execute(plan)
         await self._clock.sleep(outcome[0].duration_s)
+        return outcome
+
+    async def run_task(
+        self, execute: Callable[[BackgroundTask], TaskOutcome], task: BackgroundTask
+    ) -> TaskOutcome:
+        outcome = execute(task)
+        await self._clock.sleep(outcome.duration_s)
         return outcome
 
     def close(self) -> None:

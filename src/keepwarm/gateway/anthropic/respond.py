@@ -25,6 +25,7 @@ from keepwarm.gateway.anthropic.wire import (
     BlockOut,
     BlockStart,
     BlockStop,
+    CacheCreation,
     DeltaOut,
     MessageDelta,
     MessageOut,
@@ -50,6 +51,8 @@ from keepwarm.gateway.text.events import (
 _ENCODER = msgspec.json.Encoder()
 _SIGNATURE = "keepwarm"
 """Clients keep a thinking block only with a signature. Nobody here checks it."""
+_LONG_TTL_S = 3600.0
+"""The protocol knows two times; a time between them counts as the shorter, which it outlasts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,11 +62,25 @@ class AnswerContext:
     num_prompt_tokens: int
     extras: Extras
     request_id: str
+    has_wish: bool = False
+    """Whether the client wishes its prompt to stay warm."""
 
 
-def usage_out(usage: UsageSum) -> UsageOut:
-    cached = usage.num_cached_tokens
-    return UsageOut(usage.num_prompt_tokens - cached, 0, cached, usage.num_output_tokens)
+def usage_out(usage: UsageSum, context: AnswerContext) -> UsageOut:
+    cached, report = usage.num_cached_tokens, usage.retention
+    if not context.has_wish:
+        return UsageOut(usage.num_prompt_tokens - cached, 0, cached, usage.num_output_tokens)
+    # The protocol's "written to the cache": what the wish covers, less what was there before.
+    kept = min(report.num_tokens, usage.num_prompt_tokens) if report is not None else 0
+    created = max(0, kept - cached)
+    is_long = report is not None and report.ttl_s >= _LONG_TTL_S
+    return UsageOut(
+        usage.num_prompt_tokens - cached - created,
+        created,
+        cached,
+        usage.num_output_tokens,
+        CacheCreation(0, created) if is_long else CacheCreation(created, 0),
+    )
 
 
 def stop_out(finished: ChoiceFinished, *, has_calls: bool) -> StopOut:
@@ -97,7 +114,7 @@ class WholeMessage(WholeAnswer):
             content=_blocks(self._events),
             stop_reason=self._stop.stop_reason,
             stop_sequence=self._stop.stop_sequence,
-            usage=usage_out(self._usage),
+            usage=usage_out(self._usage, context),
             keepwarm=keepwarm_field(self._usage, context.extras) or UNSET,
         )
         return _ENCODER.encode(answer)
@@ -174,7 +191,7 @@ class StreamedMessage(StreamedAnswer):
 
     def tail(self) -> bytes:
         extra = keepwarm_field(self._usage, self._context.extras) or UNSET
-        end = MessageDelta(self._stop, usage_out(self._usage), keepwarm=extra)
+        end = MessageDelta(self._stop, usage_out(self._usage, self._context), keepwarm=extra)
         return _event(end) + _event(MessageStop())
 
     def failure(self, error: Exception) -> bytes:

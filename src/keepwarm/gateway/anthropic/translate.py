@@ -21,12 +21,14 @@ from keepwarm.core.errors import InvalidRequest
 from keepwarm.core.request import SamplingParams
 from keepwarm.gateway.answer import ModelCall
 from keepwarm.gateway.anthropic.conversation import conversation_of
+from keepwarm.gateway.anthropic.marks import cache_marks
 from keepwarm.gateway.anthropic.respond import AnswerContext, StreamedMessage, WholeMessage
 from keepwarm.gateway.anthropic.wire import CountOut, CountRequest, MessagesRequest
 from keepwarm.gateway.endpoint import CallInput
-from keepwarm.gateway.extensions import extras_of, hints_of, reuse_of, salt_of, tenant_of
+from keepwarm.gateway.extensions import extras_of, hints_of, retention_of, reuse_of, salt_of, tenant_of
 from keepwarm.gateway.identity import identify
 from keepwarm.gateway.limits import decode_json
+from keepwarm.gateway.retention import check_num_marks
 from keepwarm.gateway.run import Choice
 from keepwarm.gateway.sampling import MAX_INT, check_float, check_int, check_stops, fit_max_tokens
 from keepwarm.gateway.service import ServedModel
@@ -42,6 +44,9 @@ def prepare_messages(call_input: CallInput) -> ModelCall:
     request = decode_json(_DECODER, call_input.body)
     served = gateway.find_model(request.model)
     refuse_forced_calls(request)
+    marks = cache_marks(request)
+    check_num_marks(marks)
+    wish = retention_of(marks, request.nvext, request.keepwarm)
     conversation = conversation_of(request)
     asked = check_int("max_tokens", request.max_tokens, 1, MAX_INT)
     stop = check_stops("stop_sequences", request.stop_sequences or [])
@@ -57,8 +62,9 @@ def prepare_messages(call_input: CallInput) -> ModelCall:
         identity=identify(call_input.headers, user_id=request.metadata.user_id if request.metadata else None),
         tenant_id=tenant_of(call_input.headers),
         cache_salt=salt_of(call_input.headers, request.nvext, request.cache_salt),
-        hints=hints_of(request.nvext),
+        hints=hints_of(request.nvext, request.keepwarm),
         reuse=reuse_of(request.keepwarm),
+        retention=wish,
     )
     context = AnswerContext(
         message_id=gateway.new_id("msg_"),
@@ -66,6 +72,7 @@ def prepare_messages(call_input: CallInput) -> ModelCall:
         num_prompt_tokens=len(token_ids),
         extras=extras_of(call_input.headers, request.nvext, request.keepwarm),
         request_id=call_input.request_id,
+        has_wish=wish is not None,
     )
     reader = served.text.start_turn(stop=stop, tools=conversation.tools, parse_tools=parse_tools)
     answer = StreamedMessage(context) if request.stream else WholeMessage(context)

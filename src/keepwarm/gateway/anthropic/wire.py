@@ -1,13 +1,14 @@
 """Owns the Anthropic request bodies as they arrive and the response objects as they leave.
 
 Never checks more than types: meaning and ranges are `translate`'s. Unknown fields are ignored, and so are
-known fields that change nothing here: `thinking`, `cache_control` anywhere, `context_management`,
-`output_config`, `metadata` beyond `user_id`, `service_tier`, `mcp_servers`, `container`.
+known fields that change nothing here: `thinking`, `context_management`, `output_config`, `metadata` beyond
+`user_id`, `service_tier`, `mcp_servers`, `container`.
 """
 
 from msgspec import UNSET, Struct, UnsetType
 
 from keepwarm.gateway.extensions import KeepwarmOptions, Nvext
+from keepwarm.gateway.retention import CacheControl
 
 
 class Block(Struct):
@@ -22,6 +23,7 @@ class Block(Struct):
     tool_use_id: str | None = None
     content: "str | list[Block] | None" = None
     is_error: bool | None = None
+    cache_control: CacheControl | None = None
 
 
 class MessageIn(Struct):
@@ -34,6 +36,7 @@ class ToolIn(Struct):
     type: str | None = None
     description: str | None = None
     input_schema: dict[str, object] | None = None
+    cache_control: CacheControl | None = None
 
 
 class ToolChoiceIn(Struct):
@@ -62,18 +65,28 @@ class MessagesRequest(CountRequest, kw_only=True):
     top_p: float | None = None
     top_k: int | None = None
     metadata: Metadata | None = None
+    cache_control: CacheControl | None = None
     cache_salt: str | None = None
     nvext: Nvext | None = None
     keepwarm: KeepwarmOptions | None = None
 
 
+class CacheCreation(Struct):
+    """`cache_creation_input_tokens`, by the time that they are kept."""
+
+    ephemeral_5m_input_tokens: int
+    ephemeral_1h_input_tokens: int
+
+
 class UsageOut(Struct):
-    """`input_tokens` leaves out what came from the cache: the prompt is the sum of the three inputs."""
+    """The prompt is the sum of the three inputs: read from the cache, newly kept under a wish, and the rest."""
 
     input_tokens: int
     cache_creation_input_tokens: int
     cache_read_input_tokens: int
     output_tokens: int
+    cache_creation: CacheCreation | UnsetType = UNSET
+    """Only for a request with a wish."""
 
 
 class BlockOut(Struct):

@@ -14,7 +14,7 @@ import msgspec
 from keepwarm.core.errors import InvalidRequest
 from keepwarm.gateway.answer import ModelCall
 from keepwarm.gateway.endpoint import CallInput
-from keepwarm.gateway.extensions import extras_of, hints_of, reuse_of, salt_of, tenant_of
+from keepwarm.gateway.extensions import extras_of, hints_of, retention_of, reuse_of, salt_of, tenant_of
 from keepwarm.gateway.identity import identify
 from keepwarm.gateway.limits import decode_json
 from keepwarm.gateway.openai.params import (
@@ -27,6 +27,7 @@ from keepwarm.gateway.openai.params import (
 )
 from keepwarm.gateway.openai.respond_chat import ChatContext, StreamedChat, WholeChat
 from keepwarm.gateway.openai.wire import ChatRequest, ContentPart, MessageIn, ToolCallIn, ToolIn
+from keepwarm.gateway.retention import CacheMark, cache_retention_ttl_s, marks_at
 from keepwarm.gateway.run import Choice
 from keepwarm.gateway.sampling import MAX_INT, check_int, fit_max_tokens
 from keepwarm.gateway.text.conversation import Conversation, Message, Role, ToolCall, ToolSpec
@@ -49,6 +50,12 @@ def prepare_chat(call_input: CallInput) -> ModelCall:
     served = gateway.find_model(request.model)
     refuse_unsupported(request)
     n = num_answers(request, gateway.settings.max_n)
+    wish = retention_of(
+        _cache_marks(request),
+        request.nvext,
+        request.keepwarm,
+        cache_retention_ttl_s(request.prompt_cache_retention),
+    )
     conversation = conversation_of(request)
     token_ids = served.text.encode_conversation(conversation)
     max_tokens = fit_max_tokens("messages", len(token_ids), _asked_tokens(request), served.info)
@@ -66,8 +73,9 @@ def prepare_chat(call_input: CallInput) -> ModelCall:
                 identity=identity,
                 tenant_id=tenant_of(call_input.headers),
                 cache_salt=salt_of(call_input.headers, request.nvext, request.cache_salt),
-                hints=hints_of(request.nvext),
+                hints=hints_of(request.nvext, request.keepwarm),
                 reuse=reuse_of(request.keepwarm),
+                retention=wish,
             ),
             served.text.start_turn(stop=stop, tools=conversation.tools, parse_tools=parse_tools),
         )
@@ -139,6 +147,15 @@ def _message(place: str, message: MessageIn, call_names: dict[str, str]) -> Mess
     return Message(
         role, text, reasoning=message.reasoning_content or message.reasoning or "", tool_calls=calls
     )
+
+
+def _cache_marks(request: ChatRequest) -> list[CacheMark]:
+    return [
+        mark
+        for index, message in enumerate(request.messages)
+        if isinstance(message.content, list)
+        for mark in marks_at(f"messages[{index}].content", (part.cache_control for part in message.content))
+    ]
 
 
 def _text(place: str, content: str | Sequence[ContentPart] | None) -> str:

@@ -8,7 +8,7 @@ import msgspec
 from keepwarm.core.errors import InvalidRequest
 from keepwarm.gateway.answer import ModelCall
 from keepwarm.gateway.endpoint import CallInput
-from keepwarm.gateway.extensions import extras_of, hints_of, reuse_of, salt_of, tenant_of
+from keepwarm.gateway.extensions import extras_of, hints_of, retention_of, reuse_of, salt_of, tenant_of
 from keepwarm.gateway.identity import identify
 from keepwarm.gateway.limits import decode_json
 from keepwarm.gateway.openai.params import (
@@ -21,6 +21,7 @@ from keepwarm.gateway.openai.params import (
 )
 from keepwarm.gateway.openai.respond_completion import CompletionContext, StreamedCompletion, WholeCompletion
 from keepwarm.gateway.openai.wire import CompletionRequest
+from keepwarm.gateway.retention import cache_retention_ttl_s
 from keepwarm.gateway.run import Choice
 from keepwarm.gateway.sampling import MAX_INT, check_int, check_token_ids, fit_max_tokens
 from keepwarm.gateway.service import GatewaySettings, ServedModel
@@ -48,6 +49,9 @@ def prepare_completion(call_input: CallInput) -> ModelCall:
             param="echo",
         )
     n = num_answers(request, gateway.settings.max_n)
+    wish = retention_of(
+        (), request.nvext, request.keepwarm, cache_retention_ttl_s(request.prompt_cache_retention)
+    )
     prompts = prompts_of(request, served, gateway.settings)
     if len(prompts) * n > gateway.settings.max_choices:
         raise InvalidRequest(
@@ -70,8 +74,9 @@ def prepare_completion(call_input: CallInput) -> ModelCall:
                 identity=identity,
                 tenant_id=tenant_of(call_input.headers),
                 cache_salt=salt_of(call_input.headers, request.nvext, request.cache_salt),
-                hints=hints_of(request.nvext),
+                hints=hints_of(request.nvext, request.keepwarm),
                 reuse=reuse_of(request.keepwarm),
+                retention=wish,
             )
             reader = served.text.start_turn(stop=stop, parse_tools=False)
             choices.append(Choice(len(choices), prompt_index, draft, reader))

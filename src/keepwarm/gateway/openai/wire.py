@@ -10,6 +10,7 @@ from typing import TypeAlias
 from msgspec import UNSET, Struct, UnsetType, field
 
 from keepwarm.gateway.extensions import KeepwarmOptions, Nvext
+from keepwarm.gateway.retention import CacheControl
 
 Extra: TypeAlias = dict[str, object]
 """The opted-in `keepwarm` field."""
@@ -19,6 +20,7 @@ class ContentPart(Struct):
     type: str
     text: str | None = None
     refusal: str | None = None
+    cache_control: CacheControl | None = None
 
 
 class FunctionCall(Struct):
@@ -86,6 +88,7 @@ class SamplingFields(Struct, kw_only=True):
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
     cache_salt: str | None = None
     nvext: Nvext | None = None
     keepwarm: KeepwarmOptions | None = None

@@ -28,5 +28,5 @@ class Codec(Protocol):
         ...
 
     def decode(self, packed: memoryview, out: memoryview) -> None:
-        """Fill `out`, which has exactly the size of the block. Raises ValueError for anything that does not fit."""
+        """Fill `out`, which has exactly the size of the block. Raises ValueError for what does not fit."""
         ...

@@ -147,12 +147,12 @@ def reference_output(prompt: list[int], max_tokens: int, capacity: int) -> list[
 def workloads(draw: st.DrawFn) -> list[tuple[int, list[int], int, Reuse, int | None]]:
     """(arrival step, prompt, max_tokens, reuse, cancel step); prompts often extend earlier ones."""
     rows: list[tuple[int, list[int], int, Reuse, int | None]] = []
-    for _ in range(draw(st.integers(1, 8))):
+    for _ in range(draw(st.integers(1, 14))):
         base = list(draw(st.sampled_from([[], *[row[1] for row in rows]])))
-        prompt = (base + draw(st.lists(st.integers(0, 3), min_size=1, max_size=6)))[:14]
+        prompt = (base + draw(st.lists(st.integers(0, 3), min_size=1, max_size=9)))[:14]
         cancel = draw(st.none() | st.integers(0, 20))
         reuse = draw(st.sampled_from([Reuse.ON, Reuse.ON, Reuse.ON, Reuse.OFF]))
-        rows.append((draw(st.integers(0, 10)), prompt, draw(st.integers(1, 6)), reuse, cancel))
+        rows.append((draw(st.integers(0, 60)), prompt, draw(st.integers(1, 6)), reuse, cancel))
     return rows
 
 
@@ -195,11 +195,11 @@ SLOW_TIERS = {
 @settings(max_examples=400, deadline=None)
 @given(
     rows=workloads(),
-    num_host=st.sampled_from([0, 1, 3, 20]),
-    num_device=st.integers(8, 14),
+    num_host=st.sampled_from([0, 1, 3, 5, 20]),
+    num_device=st.integers(7, 14),
     batch=st.integers(1, 9),
-    failing=st.sets(st.integers(1, 12), max_size=4),
-    rotten=st.sets(st.integers(1, 12), max_size=4),
+    failing=st.sets(st.integers(1, 60), max_size=4),
+    rotten=st.sets(st.integers(1, 20), max_size=4),
     tiers=st.sets(st.sampled_from([Tier.DISK, Tier.REMOTE])),
     delays=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=5),
     is_lru=st.booleans(),
@@ -282,7 +282,7 @@ def test_every_request_gets_the_tokens_it_would_get_alone(
             elif isinstance(event, RequestFinished):
                 assert event.request_id not in ends, "a second terminal event"
                 ends[event.request_id] = event
-        if step > 10 and plan is None and loop.is_settled:
+        if step > 60 and plan is None and loop.is_settled:
             break
     assert len(ends) == len(rows), "every accepted request ends"
     assert not background.tasks

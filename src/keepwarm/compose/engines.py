@@ -10,15 +10,13 @@ from pathlib import Path
 
 from keepwarm.compose.settings import SCRIPTED_MODEL, EngineSettingsPart
 from keepwarm.compose.sizing import TierSizes, tier_sizes
-from keepwarm.core.blocks import Tier
+from keepwarm.compose.tiers import check_host_bytes, open_slow_tiers
 from keepwarm.core.errors import MissingExtra
 from keepwarm.engine.executor import Executor, ModelInfo
-from keepwarm.store.tiers.base import BlockStore
-from keepwarm.store.tiers.counted import CountedBlockStore
-from keepwarm.store.tiers.local import LocalBlockStore
+from keepwarm.store.tiers.local import DeviceMemory, LocalBlockStore
 from keepwarm.supply.catalogue import KNOWN_MODELS
 from keepwarm.supply.models import resolve_model
-from keepwarm.testing import ScriptedExecutor
+from keepwarm.testing import ArenaMemory, ScriptedExecutor
 
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 SCRIPTED_VOCAB_SIZE = 265
@@ -28,7 +26,7 @@ SCRIPTED_VOCAB_SIZE = 265
 @dataclass(frozen=True, slots=True)
 class Engine:
     executor: Executor
-    block_store: BlockStore
+    block_store: LocalBlockStore
 
 
 def build_engine(settings: EngineSettingsPart) -> Engine:
@@ -57,7 +55,8 @@ def _torch(settings: EngineSettingsPart) -> Engine:
             num_threads=settings.num_threads,
         )
     )
-    return Engine(executor, LocalBlockStore(device=executor.pool, host_bytes=sizes.host_bytes))
+    pool = executor.pool
+    return Engine(executor, _block_store(settings, executor.info, sizes, pool, kv_layout=pool.layout))
 
 
 def _scripted(settings: EngineSettingsPart) -> Engine:
@@ -72,8 +71,16 @@ def _scripted(settings: EngineSettingsPart) -> Engine:
     sizes = _sizes(settings, info.kv_bytes_per_token, info.max_model_len)
     info = replace(info, max_model_len=min(info.max_model_len, sizes.num_device_blocks * settings.block_size))
     block_bytes = info.kv_bytes_per_token * info.block_size
-    num_slots = {Tier.DEVICE: sizes.num_device_blocks, Tier.HOST: sizes.host_bytes // block_bytes}
-    return Engine(ScriptedExecutor(info), CountedBlockStore(block_bytes=block_bytes, num_slots=num_slots))
+    memory = ArenaMemory(num_blocks=sizes.num_device_blocks, block_bytes=block_bytes)
+    return Engine(ScriptedExecutor(info), _block_store(settings, info, sizes, memory, kv_layout="scripted"))
+
+
+def _block_store(
+    settings: EngineSettingsPart, info: ModelInfo, sizes: TierSizes, device: DeviceMemory, *, kv_layout: str
+) -> LocalBlockStore:
+    keyed = open_slow_tiers(settings, info, block_bytes=device.block_bytes, kv_layout=kv_layout)
+    check_host_bytes(keyed, sizes.host_bytes, device.block_bytes)
+    return LocalBlockStore(device=device, host_bytes=sizes.host_bytes, keyed=keyed)
 
 
 def _sizes(settings: EngineSettingsPart, kv_bytes_per_token: int, max_model_len: int) -> TierSizes:

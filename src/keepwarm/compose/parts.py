@@ -37,6 +37,8 @@ class EngineLimits:
     """Most requests that hold device blocks at the same time."""
     retention_bytes: int | None = None
     """Most bytes that one tenant may have under retention wishes; None: half of device and host."""
+    mirrors_to_host: bool = False
+    """Copy every block to the host once it is computed, so that peers can read it there."""
 
 
 def counting_ids(prefix: str) -> Callable[[], str]:
@@ -45,11 +47,10 @@ def counting_ids(prefix: str) -> Callable[[], str]:
     return lambda: f"{prefix}{next(counter)}"
 
 
-def build_block_manager(
-    block_store: BlockStore, block_size: int, *, retention_bytes: int | None = None
-) -> BlockManager:
-    """The store's mind for `block_store`, knowing what its slow tiers hold already."""
+def _block_manager(block_store: BlockStore, block_size: int, limits: EngineLimits) -> BlockManager:
+    """The mind of `block_store`, knowing what its slow tiers hold already."""
     num_blocks = {tier: block_store.num_slots(tier) for tier in (Tier.DEVICE, Tier.HOST)}
+    retention_bytes = limits.retention_bytes
     if retention_bytes is None:
         retention_bytes = sum(num_blocks.values()) * block_store.block_bytes // 2
     blocks = BlockManager(
@@ -59,6 +60,7 @@ def build_block_manager(
             num_device_blocks=num_blocks[Tier.DEVICE],
             num_host_blocks=num_blocks[Tier.HOST],
             retention_bytes=retention_bytes,
+            mirrors_to_host=limits.mirrors_to_host,
         ),
         new_policy=LeafLru,
         slow_tiers=block_store.slow_tiers,
@@ -77,7 +79,7 @@ def build_engine_loop(
     checks_invariants: bool = False,
 ) -> EngineLoop:
     info = executor.info
-    blocks = build_block_manager(block_store, info.block_size, retention_bytes=limits.retention_bytes)
+    blocks = _block_manager(block_store, info.block_size, limits)
     costs = CostModel(block_bytes=block_store.block_bytes, block_size=info.block_size)
     settings = SchedulerSettings(
         block_size=info.block_size,

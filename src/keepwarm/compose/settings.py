@@ -69,6 +69,42 @@ class EngineSettingsPart(BaseSettings):
             ge=0, description="Host KV tier in bytes, 0 for none. Default: a share of the machine's memory."
         ),
     ] = None
+    kv_disk: Annotated[
+        Path | None,
+        Field(description="Folder of the disk KV tier, which survives restarts. Default: no disk tier."),
+    ] = None
+    kv_disk_bytes: Annotated[
+        int | None,
+        Field(ge=1, description="Most bytes of the disk tier's files. Default: a share of the free space."),
+    ] = None
+    kv_remote: Annotated[
+        str | None,
+        Field(
+            description="Remote KV tier: redis://host:port/db, s3://bucket/prefix, file:///folder, "
+            "peer://host:port. Default: none."
+        ),
+    ] = None
+    kv_remote_timeout_s: Annotated[
+        float, Field(gt=0, description="Seconds after which an operation on the remote tier has failed.")
+    ] = 5.0
+    kv_codec: Annotated[
+        Literal["raw", "zstd"], Field(description="How blocks are packed on disk and remote tiers.")
+    ] = "raw"
+    kv_retention_bytes: Annotated[
+        int | None,
+        Field(
+            ge=0,
+            description="Most bytes of KV that one tenant may have under retention wishes. Default: half of "
+            "device and host.",
+        ),
+    ] = None
+    kv_peer_listen: Annotated[
+        str | None,
+        Field(
+            description="host:port on which other workers may read this one's host tier (peer://). Only for "
+            "networks you trust. Default: off."
+        ),
+    ] = None
     num_threads: Annotated[
         int | None, Field(ge=1, description="Threads of the engine. Default: one for each core.")
     ] = None

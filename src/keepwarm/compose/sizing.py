@@ -1,12 +1,15 @@
-"""Owns the default sizes of the KV tiers: shares of the machine's memory.
+"""Owns the default sizes of the KV tiers: shares of the machine's memory and disk.
 
-Never measures anything itself: memory comes in as a number. Called by `compose.engines`.
+Never measures anything itself: sizes come in as numbers. Called by `compose.engines` and `compose.tiers`.
 """
 
 from dataclasses import dataclass
 
 DEVICE_SHARE = 0.15
 HOST_SHARE = 0.25
+DISK_SHARE = 0.2
+"""Of the space that is free, or already ours, in the folder of the disk tier."""
+MAX_DEFAULT_DISK_BYTES = 256 * 1024**3
 MAX_DEFAULT_DEVICE_TOKENS = 131_072
 """Without being asked, no pool larger than this: start-up time and page tables grow with it."""
 
@@ -37,3 +40,10 @@ def tier_sizes(
     if host_bytes is None:
         host_bytes = int(memory_bytes * HOST_SHARE)
     return TierSizes(num_device_blocks=max(1, -(-device_tokens // block_size)), host_bytes=host_bytes)
+
+
+def disk_bytes(*, free_bytes: int, own_bytes: int, configured: int | None) -> int:
+    """Budget of the disk tier: as configured, or a share of what is free or in its own files already."""
+    if configured is not None:
+        return configured
+    return min(int((free_bytes + own_bytes) * DISK_SHARE), MAX_DEFAULT_DISK_BYTES)

@@ -23,7 +23,11 @@ def build_local_worker(
     loop = build_engine_loop(
         executor=engine.executor,
         block_store=engine.block_store,
-        limits=EngineLimits(max_batch_tokens=settings.max_batch_tokens, max_running=settings.max_running),
+        limits=EngineLimits(
+            max_batch_tokens=settings.max_batch_tokens,
+            max_running=settings.max_running,
+            retention_bytes=settings.kv_retention_bytes,
+        ),
         on_decision=on_decision,
     )
     return LocalWorker(

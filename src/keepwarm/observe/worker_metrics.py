@@ -40,12 +40,52 @@ class WorkerMetrics(Collector):
             "keepwarm_worker_cached_tokens", "Prompt tokens found warm.", labels=["worker", "tier"]
         )
         moved = counter("keepwarm_worker_moved_bytes", "Bytes moved between tiers.", labels=["worker", "way"])
+        size = gauge("keepwarm_worker_tier_bytes", "KV bytes, by state.", labels=["worker", "tier", "state"])
+        moves = counter("keepwarm_worker_moves", "Moves and probes, by way.", labels=["worker", "way"])
+        seconds = counter("keepwarm_worker_move_seconds", "Time in moves.", labels=["worker", "way"])
+        fetched = counter(
+            "keepwarm_worker_fetched_bytes",
+            "Bytes fetched from slow tiers, by whether anybody read them.",
+            labels=["worker", "reason", "use"],
+        )
+        errors = counter("keepwarm_worker_tier_errors", "Failures of a tier.", labels=["worker", "tier"])
+        bad = counter("keepwarm_worker_bad_blocks", "Blocks found rotten or gone.", labels=["worker", "tier"])
+        out = gauge("keepwarm_worker_tier_out", "1: out of service.", labels=["worker", "tier", "direction"])
+        unsaved = gauge("keepwarm_worker_unsaved_blocks", "Blocks that wait to be saved.", labels=["worker"])
+        wishes = counter(
+            "keepwarm_worker_retention_wishes", "Retention, by outcome.", labels=["worker", "outcome"]
+        )
+        broken = counter(
+            "keepwarm_worker_invariant_failures", "Idle checks that found a bug.", labels=["worker"]
+        )
         for worker, stats in self._reports.items():
+            for tier, num_bytes in stats.used_bytes.items():
+                size.add_metric([worker, tier, "used"], num_bytes)
+            for tier, num_bytes in stats.total_bytes.items():
+                size.add_metric([worker, tier, "total"], num_bytes)
+            for way, count in stats.num_moves.items():
+                moves.add_metric([worker, way], count)
+            for way, duration_s in stats.move_seconds.items():
+                seconds.add_metric([worker, way], duration_s)
+            for use, by_reason in (("useful", stats.useful_bytes), ("wasted", stats.wasted_bytes)):
+                for reason, num_bytes in by_reason.items():
+                    fetched.add_metric([worker, reason, use], num_bytes)
+            for tier, count in stats.num_tier_errors.items():
+                errors.add_metric([worker, tier], count)
+                for direction in ("read", "write"):
+                    out.add_metric([worker, tier, direction], int(f"{tier}.{direction}" in stats.tiers_out))
+            for tier, count in stats.num_bad_blocks.items():
+                bad.add_metric([worker, tier], count)
+            unsaved.add_metric([worker], stats.num_unsaved_blocks)
+            for outcome, count in stats.retention_wishes.items():
+                wishes.add_metric([worker, outcome], count)
+            broken.add_metric([worker], stats.num_invariant_failures)
             running.add_metric([worker], stats.num_running)
             waiting.add_metric([worker], stats.num_waiting)
             leases.add_metric([worker], stats.num_open_leases)
+            for tier, used in stats.used_blocks.items():
+                blocks.add_metric([worker, tier, "used"], used)
             for tier, total in stats.total_blocks.items():
-                blocks.add_metric([worker, tier, "used"], stats.used_blocks.get(tier, 0))
                 blocks.add_metric([worker, tier, "total"], total)
             prefilled.add_metric([worker], stats.num_prefilled_tokens)
             generated.add_metric([worker], stats.num_generated_tokens)
@@ -59,3 +99,4 @@ class WorkerMetrics(Collector):
                 moved.add_metric([worker, way], num_bytes)
         yield from (running, waiting, leases, blocks, prefilled, generated, preemptions)
         yield from (evicted, dropped, failed, cached, moved)
+        yield from (size, moves, seconds, fetched, errors, bad, out, unsaved, wishes, broken)

@@ -131,6 +131,7 @@ class Simulation:
                 self._router.on_prefilled(worker.worker_id, event.request_id)
             elif isinstance(event, RequestFinished):
                 self._router.on_ended(worker.worker_id, event.request_id)
+                self._intake.on_ended(event.request_id, self.now_s)
                 self.finished[event.request_id] = event
             else:
                 self._router.on_block_event(worker.worker_id, event)

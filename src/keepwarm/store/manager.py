@@ -37,6 +37,8 @@ class StoreSettings:
     num_host_blocks: int
     retention_bytes: int = 0
     """Most bytes of blocks that one tenant may have under retention wishes."""
+    mirrors_to_host: bool = False
+    """Copy every block to the host once it is computed, so that peers can read it there."""
 
 
 class BlockManager:
@@ -58,7 +60,11 @@ class BlockManager:
             new_policy=new_policy,
         )
         self.traffic = Traffic(
-            self._placement, tiers=tiers, block_bytes=settings.block_bytes, block_size=settings.block_size
+            self._placement,
+            tiers=tiers,
+            block_bytes=settings.block_bytes,
+            block_size=settings.block_size,
+            mirrors_to_host=settings.mirrors_to_host,
         )
         self.retention = RetentionLedger(
             budget_bytes=settings.retention_bytes,
@@ -161,6 +167,13 @@ class BlockManager:
     def nodes(self, keys: Sequence[BlockKey]) -> list[Node]:
         """Nodes of the longest findable prefix of `keys`, for `traffic`; to be read only."""
         return self._placement.tree.longest_prefix(keys)
+
+    def host_slot(self, key: BlockKey) -> tuple[int, BlockKey] | None:
+        """Slot of a block that can be read on the host now, and its parent's key; for lending it to a peer."""
+        node = self._placement.tree.get(key)
+        if node is None or Tier.HOST not in node.copies or node.arriving is Tier.HOST:
+            return None
+        return node.copies[Tier.HOST], node.parent.key if node.parent else NO_PARENT
 
     # ------------------------------------------------------------------ leases
 

@@ -43,8 +43,15 @@ class TrafficCounters:
 
 class Traffic:
     def __init__(
-        self, placement: Placement, *, tiers: Mapping[Tier, TierFacts], block_bytes: int, block_size: int
+        self,
+        placement: Placement,
+        *,
+        tiers: Mapping[Tier, TierFacts],
+        block_bytes: int,
+        block_size: int,
+        mirrors_to_host: bool = False,
     ) -> None:
+        """`mirrors_to_host`: copy every block to the host as soon as it is computed, so that peers can read it."""
         self._placement = placement
         self._tiers = tiers
         # What a block takes at most; the tier says what it really took once it is stored.
@@ -52,6 +59,8 @@ class Traffic:
         self._to_save: dict[Tier, dict[BlockKey, BlockLabel]] = {
             tier: {} for tier, facts in tiers.items() if facts.is_writable
         }
+        if mirrors_to_host:
+            self._to_save[Tier.HOST] = {}
         self._longest_queue = 4 * sum(pool.num_slots for pool in placement.pools.values())
         self._saving: set[Tier] = set()
         self._in_flight: dict[MoveId, tuple[BackgroundTask, list[Node]]] = {}
@@ -117,7 +126,9 @@ class Traffic:
         """Start the next batch for each tier that is free; copy to the host what the batch after it needs."""
         num_copies = COPY_BATCH
         for tier in self._to_save:
-            if tier in self._saving or not self.health[tier, Direction.WRITE].may_use(now_s):
+            if tier in self._saving:
+                continue
+            if tier is not Tier.HOST and not self.health[tier, Direction.WRITE].may_use(now_s):
                 continue
             ready, missing = self._next_to_save(tier, num_copies)
             self._save(tier, ready)
@@ -138,15 +149,18 @@ class Traffic:
             has_parent_there = parent is None or tier in parent.copies
             if parent and not has_parent_there and parent.key not in queue:
                 del queue[key]  # without its parent it could not be found after a restart
-            elif node.arriving is None and len(ready) < SAVE_BATCH and len(missing) <= max_copies:
-                if Tier.HOST in node.copies and (has_parent_there or (parent and parent.key in chosen)):
-                    ready.append(node)
-                    chosen.add(key)
-                elif Tier.HOST not in node.copies and Tier.DEVICE in node.copies:
-                    missing.append(node)
-            else:
-                break
-        return ready, missing[:max_copies]
+            elif node.arriving is not None:
+                continue
+            elif Tier.HOST in node.copies and (has_parent_there or (parent and parent.key in chosen)):
+                ready.append(node)
+                chosen.add(key)
+                if len(ready) == SAVE_BATCH:
+                    break
+            elif Tier.HOST not in node.copies and Tier.DEVICE in node.copies:
+                if len(missing) == max_copies:
+                    break
+                missing.append(node)
+        return ready, missing
 
     def _copy_to_host(self, nodes: list[Node]) -> int:
         slots: list[int] = []
@@ -159,10 +173,16 @@ class Traffic:
     def _save(self, tier: Tier, nodes: list[Node]) -> None:
         nodes = self._within_budget(tier, nodes)
         if not nodes:
-            return
+            return  # there is no room, or the tier is the host itself
         drops: tuple[BlockKey, ...] = ()
         if tier is Tier.DISK:
-            drops, self._placement.drops = tuple(self._placement.drops), []
+            tree = self._placement.tree
+            drops = tuple(
+                key
+                for key in self._placement.drops
+                if not (node := tree.get(key)) or tier not in node.copies  # stored again meanwhile
+            )
+            self._placement.drops = []
         slots = tuple(node.copies[Tier.HOST] for node in nodes)
         move = Move(
             move_id=self._placement.new_move_id(),
@@ -184,7 +204,7 @@ class Traffic:
 
     def _within_budget(self, tier: Tier, nodes: list[Node]) -> list[Node]:
         """As many of `nodes` as `tier` has room for, after forgetting what is worth less there."""
-        capacity_bytes = self._tiers[tier].capacity_bytes
+        capacity_bytes = self._tiers[tier].capacity_bytes if nodes else None
         if capacity_bytes is None:
             return nodes
         wanted_bytes = len(nodes) * self._record_bytes
@@ -211,23 +231,14 @@ class Traffic:
 
         They are PENDING until their move lands, is cancelled, or passes its deadline.
         """
-        runs: list[tuple[Tier, list[Node], list[int]]] = []
-        for node in nodes:
-            source = self.source_of(node, now_s)
-            slot = self._placement.take_host_slot(may_drop=reason is MoveReason.FETCH) if source else None
-            if source is None or slot is None:
-                break
-            if source not in node.copies:  # making room for its forerunners took it
-                self._placement.pools[Tier.HOST].give_back([slot])
-                break
-            if not runs or runs[-1][0] is not source or len(runs[-1][1]) == FETCH_BATCH:
-                runs.append((source, [], []))
-            node.last_used_s = now_s
-            node.arriving = Tier.HOST
-            self._placement.add_copy(node, Tier.HOST, slot)
-            self._placement.pools[Tier.HOST].hold([slot])
-            runs[-1][1].append(node)
-            runs[-1][2].append(slot)
+        forerunner = nodes[0].parent if nodes else None
+        if forerunner:  # making room must not take what the fetched blocks follow
+            forerunner.num_readers += 1
+            self._placement.update(forerunner)
+        runs = self._place(nodes, now_s, reason)
+        if forerunner:
+            forerunner.num_readers -= 1
+            self._placement.update(forerunner)
         move_ids = []
         for source, run, slots in runs:
             move = Move(
@@ -243,6 +254,26 @@ class Traffic:
             self._send(move, run, self.health[source, Direction.READ])
             move_ids.append(move.move_id)
         return move_ids
+
+    def _place(
+        self, nodes: Sequence[Node], now_s: float, reason: MoveReason
+    ) -> list[tuple[Tier, list[Node], list[int]]]:
+        """Host slots for as many of `nodes` as can be, in runs that one move can bring."""
+        runs: list[tuple[Tier, list[Node], list[int]]] = []
+        for node in nodes:
+            source = self.source_of(node, now_s)
+            slot = self._placement.take_host_slot(may_drop=reason is MoveReason.FETCH) if source else None
+            if source is None or slot is None:
+                break
+            if not runs or runs[-1][0] is not source or len(runs[-1][1]) == FETCH_BATCH:
+                runs.append((source, [], []))
+            node.last_used_s = now_s
+            node.arriving = Tier.HOST
+            self._placement.add_copy(node, Tier.HOST, slot)
+            self._placement.pools[Tier.HOST].hold([slot])
+            runs[-1][1].append(node)
+            runs[-1][2].append(slot)
+        return runs
 
     def probe(
         self, tier: Tier, keys: Sequence[BlockKey], parent: BlockKey | None, deadline_s: float

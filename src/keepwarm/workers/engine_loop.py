@@ -244,6 +244,11 @@ class EngineLoop:
         return None
 
     @property
+    def blocks(self) -> BlockManager:
+        """For lending blocks to peers; to be read only, on the thread that drives the loop."""
+        return self._blocks
+
+    @property
     def num_blocks(self) -> int:
         """Findable blocks, on any tier."""
         return self._blocks.num_blocks

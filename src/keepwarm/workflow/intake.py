@@ -16,6 +16,7 @@ from keepwarm.engine.executor import ModelInfo
 from keepwarm.routing.router import Router
 from keepwarm.workflow.draft import Draft
 from keepwarm.workflow.lineage import PromptTrail
+from keepwarm.workflow.returns import Place, ReturnTimes
 from keepwarm.workflow.sessions import SessionTable
 
 
@@ -34,6 +35,8 @@ class Intake:
         self._router = router
         self._new_request_id = new_request_id
         self._on_decision = on_decision
+        self._returns = ReturnTimes()
+        self._open: dict[RequestId, Place] = {}
 
     def accept(self, draft: Draft, now_s: float) -> tuple[Request, WorkerId]:
         """The request made of `draft` and the worker it must be sent to.
@@ -53,6 +56,11 @@ class Intake:
             request_id, draft.identity, trail, tenant_id=draft.tenant_id, now_s=now_s
         )
         self._on_decision(now_s, session)
+        place = (draft.tenant_id, session.choice.session_id)
+        self._returns.on_arrival(place, now_s)
+        expected_return_s = draft.hints.expected_return_s
+        if expected_return_s is None:
+            expected_return_s = self._returns.expected_s(place)
         request = Request(
             request_id=request_id,
             model=draft.model,
@@ -66,7 +74,14 @@ class Intake:
             hints=draft.hints,
             reuse=draft.reuse,
             retention=draft.retention,
+            expected_return_s=expected_return_s,
         )
         route = self._router.route(request)
         self._on_decision(now_s, route)
+        self._open[request_id] = place
         return request, route.choice
+
+    def on_ended(self, request_id: RequestId, now_s: float) -> None:
+        """A request has ended, in whatever way: its session's gap begins. A second call does nothing."""
+        if place := self._open.pop(request_id, None):
+            self._returns.on_finished(place, now_s)

@@ -9,6 +9,7 @@ from functools import partial
 
 from keepwarm.core.clock import Clock
 from keepwarm.core.events import RequestEvent, RequestFinished
+from keepwarm.core.ids import RequestId, WorkerId
 from keepwarm.core.request import Request
 from keepwarm.core.stats import WorkerStats
 from keepwarm.engine.executor import ModelInfo
@@ -81,7 +82,7 @@ class Workflow:
         """Start `draft`. Raises ModelNotFound or Overloaded; whatever fails later is an event."""
         request, worker_id = self._intake.accept(draft, self._clock.now_s())
         worker = self._workers[worker_id]
-        on_closed = partial(self._router.on_ended, worker_id, request.request_id)
+        on_closed = partial(self._on_ended, worker_id, request.request_id)
         return Generation(request, worker, self._follow(worker, request), on_closed)
 
     async def stats(self) -> Mapping[str, WorkerStats]:
@@ -112,8 +113,12 @@ class Workflow:
                 if isinstance(event, RequestFinished):
                     return
         finally:
-            self._router.on_ended(worker.worker_id, request.request_id)
+            self._on_ended(worker.worker_id, request.request_id)
             await stream.aclose()
+
+    def _on_ended(self, worker_id: WorkerId, request_id: RequestId) -> None:
+        self._router.on_ended(worker_id, request_id)
+        self._intake.on_ended(request_id, self._clock.now_s())
 
     async def _follow_blocks(self, worker: Worker) -> None:
         async for event in worker.block_events():

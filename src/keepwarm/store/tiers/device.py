@@ -52,6 +52,12 @@ class DevicePool:
         return self._kv
 
     @property
+    def layout(self) -> str:
+        """How the bytes of a block are to be read: blocks that other code wrote are used only if this is equal."""
+        layers, _, kv_heads, head_dim = self._kv.shape
+        return f"layers-tokens-kv-float32@1:{layers}x{kv_heads}x{head_dim}"
+
+    @property
     def num_blocks(self) -> int:
         return self._num_blocks
 

@@ -1,0 +1,101 @@
+"""Owns how the slow KV tiers are opened from settings: the disk folder and the remote URL.
+
+Never moves blocks. Called by `compose.engines`, in the process that runs the engine.
+"""
+
+import shutil
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from blake3 import blake3
+
+from keepwarm.compose.settings import EngineSettingsPart
+from keepwarm.compose.sizing import disk_bytes
+from keepwarm.core.blocks import Tier
+from keepwarm.core.errors import ConfigurationError
+from keepwarm.engine.executor import ModelInfo
+from keepwarm.store.codecs.registry import LOSSLESS, codec_named
+from keepwarm.store.tiers.disk.folder import FolderInUse
+from keepwarm.store.tiers.disk.identity import DiskIdentity
+from keepwarm.store.tiers.disk.tier import DiskTier
+from keepwarm.store.tiers.keyed import KeyedTier
+from keepwarm.store.tiers.remote_url import open_remote
+
+_LOCK_PATIENCE_S = 10.0
+"""A worker whose server was killed needs a moment to see that it is alone and let go of its folder."""
+_LOCK_PAUSE_S = 0.2
+
+
+def open_slow_tiers(
+    settings: EngineSettingsPart, info: ModelInfo, *, block_bytes: int, kv_layout: str
+) -> dict[Tier, KeyedTier]:
+    """The slow tiers that `settings` name. Raises ConfigurationError or MissingExtra.
+
+    `kv_layout` says how the bytes of a block are to be read; blocks of another layout are never read.
+    """
+    codec = codec_named(settings.kv_codec)
+    tiers: dict[Tier, KeyedTier] = {}
+    if settings.kv_disk is not None:
+        identity = DiskIdentity(
+            model=info.fingerprint,
+            model_name=info.name,
+            block_size=info.block_size,
+            block_bytes=block_bytes,
+            kv_layout=kv_layout,
+        )
+        budget_bytes = disk_bytes(
+            free_bytes=_free_bytes(settings.kv_disk),
+            own_bytes=_own_bytes(settings.kv_disk),
+            configured=settings.kv_disk_bytes,
+        )
+        deadline_s = time.monotonic() + _LOCK_PATIENCE_S
+        while Tier.DISK not in tiers:
+            try:
+                tiers[Tier.DISK] = DiskTier.open(
+                    settings.kv_disk,
+                    identity=identity,
+                    capacity_bytes=budget_bytes,
+                    codec=codec,
+                    codecs=LOSSLESS,
+                )
+            except FolderInUse:
+                if time.monotonic() > deadline_s:
+                    raise
+                time.sleep(_LOCK_PAUSE_S)
+    if settings.kv_remote is not None:
+        tiers[Tier.REMOTE] = open_remote(
+            settings.kv_remote,
+            codec=codec,
+            codecs=LOSSLESS,
+            block_bytes=block_bytes,
+            namespace=remote_namespace(info, kv_layout),
+            timeout_s=settings.kv_remote_timeout_s,
+        )
+    return tiers
+
+
+def remote_namespace(info: ModelInfo, kv_layout: str) -> str:
+    """A name that only workers share whose blocks are alike to the byte."""
+    return blake3(f"{info.fingerprint}\n{info.block_size}\n{kv_layout}".encode()).hexdigest(length=12)
+
+
+def check_host_bytes(slow_tiers: Mapping[Tier, KeyedTier], host_bytes: int, block_bytes: int) -> None:
+    """Slow tiers are reached through host memory: without it they would never be used."""
+    if slow_tiers and host_bytes < block_bytes:
+        raise ConfigurationError(
+            f"--kv-host-bytes is {host_bytes}, less than one block of {block_bytes} bytes, but disk and remote "
+            "tiers are reached through host memory. Raise it, or leave out --kv-disk and --kv-remote."
+        )
+
+
+def _free_bytes(folder: Path) -> int:
+    existing = next((place for place in (folder, *folder.absolute().parents) if place.exists()), None)
+    return shutil.disk_usage(existing).free if existing else 0
+
+
+def _own_bytes(folder: Path) -> int:
+    try:
+        return sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
+    except OSError:
+        return 0

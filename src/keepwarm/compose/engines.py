@@ -27,6 +27,8 @@ SCRIPTED_VOCAB_SIZE = 265
 class Engine:
     executor: Executor
     block_store: LocalBlockStore
+    kv_layout: str
+    """How the bytes of its blocks are to be read."""
 
 
 def build_engine(settings: EngineSettingsPart) -> Engine:
@@ -56,7 +58,8 @@ def _torch(settings: EngineSettingsPart) -> Engine:
         )
     )
     pool = executor.pool
-    return Engine(executor, _block_store(settings, executor.info, sizes, pool, kv_layout=pool.layout))
+    store = _block_store(settings, executor.info, sizes, pool, kv_layout=pool.layout)
+    return Engine(executor, store, pool.layout)
 
 
 def _scripted(settings: EngineSettingsPart) -> Engine:
@@ -72,7 +75,8 @@ def _scripted(settings: EngineSettingsPart) -> Engine:
     info = replace(info, max_model_len=min(info.max_model_len, sizes.num_device_blocks * settings.block_size))
     block_bytes = info.kv_bytes_per_token * info.block_size
     memory = ArenaMemory(num_blocks=sizes.num_device_blocks, block_bytes=block_bytes)
-    return Engine(ScriptedExecutor(info), _block_store(settings, info, sizes, memory, kv_layout="scripted"))
+    store = _block_store(settings, info, sizes, memory, kv_layout=SCRIPTED_MODEL)
+    return Engine(ScriptedExecutor(info), store, SCRIPTED_MODEL)
 
 
 def _block_store(

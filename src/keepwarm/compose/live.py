@@ -20,11 +20,10 @@ import uvicorn
 
 from keepwarm import __version__
 from keepwarm.compose.clock import MonotonicClock
-from keepwarm.compose.engines import build_engine
 from keepwarm.compose.parts import build_intake
 from keepwarm.compose.settings import SCRIPTED_MODEL, ServeSettings, WorkerPlace
 from keepwarm.compose.supervisor import WorkerProcess
-from keepwarm.compose.worker_process import build_local_worker
+from keepwarm.compose.worker_process import local_worker
 from keepwarm.core.errors import ConfigurationError, WorkerLost
 from keepwarm.core.ids import WorkerId
 from keepwarm.core.stats import WorkerStats
@@ -122,9 +121,7 @@ async def _start_worker(
     settings: ServeSettings, record: DecisionRecord, stack: AsyncExitStack
 ) -> tuple[Worker, int | None]:
     if settings.worker is WorkerPlace.INLINE:
-        engine = await asyncio.to_thread(build_engine, settings)
-        local = build_local_worker(engine, settings, record, worker_id=WORKER_ID)
-        local.start()
+        local = await stack.enter_async_context(local_worker(settings, record, worker_id=WORKER_ID))
         return local, None
     clock = MonotonicClock()
     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="keepwarm-"))

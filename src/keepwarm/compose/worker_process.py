@@ -5,10 +5,13 @@ Never talks HTTP. Started by `compose.supervisor` through `keepwarm worker`.
 
 import asyncio
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from keepwarm.compose.clock import MonotonicClock
-from keepwarm.compose.engines import Engine, build_engine
+from keepwarm.compose.engines import build_engine
 from keepwarm.compose.parts import DecisionSink, EngineLimits, build_engine_loop
+from keepwarm.compose.peering import lending
 from keepwarm.compose.settings import EngineSettingsPart
 from keepwarm.core.ids import WorkerId
 from keepwarm.observe.record import DecisionRecord
@@ -17,9 +20,15 @@ from keepwarm.workers.runners import ThreadStepRunner
 from keepwarm.workers.server import WorkerServer
 
 
-def build_local_worker(
-    engine: Engine, settings: EngineSettingsPart, on_decision: DecisionSink, *, worker_id: WorkerId
-) -> LocalWorker:
+@asynccontextmanager
+async def local_worker(
+    settings: EngineSettingsPart, on_decision: DecisionSink, *, worker_id: WorkerId
+) -> AsyncIterator[LocalWorker]:
+    """A worker in this process that serves, and lends its host tier to peers when told to. The caller closes it.
+
+    Raises MissingExtra, ModelFileError or ConfigurationError when it cannot start.
+    """
+    engine = await asyncio.to_thread(build_engine, settings)
     loop = build_engine_loop(
         executor=engine.executor,
         block_store=engine.block_store,
@@ -27,32 +36,34 @@ def build_local_worker(
             max_batch_tokens=settings.max_batch_tokens,
             max_running=settings.max_running,
             retention_bytes=settings.kv_retention_bytes,
+            mirrors_to_host=settings.kv_peer_listen is not None,
         ),
         on_decision=on_decision,
     )
-    return LocalWorker(
+    worker = LocalWorker(
         worker_id=worker_id,
         info=engine.executor.info,
         engine=loop,
         clock=MonotonicClock(),
         runner=ThreadStepRunner(),
     )
+    async with lending(settings, engine, loop):
+        worker.start()
+        yield worker
 
 
 async def run_worker(settings: EngineSettingsPart, endpoint: str, worker_id: WorkerId) -> None:
     """Serve on `endpoint` until standard input is closed, which is how the end of the parent shows."""
-    engine = build_engine(settings)
     record = DecisionRecord(lambda line: server.record(line), max_lines=0)
-    worker = build_local_worker(engine, settings, record, worker_id=worker_id)
-    server = WorkerServer(worker, endpoint)
-    worker.start()
-    serving = asyncio.create_task(server.serve())
-    parent = asyncio.create_task(_parent_gone())
-    await asyncio.wait([serving, parent], return_when=asyncio.FIRST_COMPLETED)
-    for task in (serving, parent):
-        task.cancel()
-    await asyncio.gather(serving, parent, return_exceptions=True)
-    await server.close()
+    async with local_worker(settings, record, worker_id=worker_id) as worker:
+        server = WorkerServer(worker, endpoint)
+        serving = asyncio.create_task(server.serve())
+        parent = asyncio.create_task(_parent_gone())
+        await asyncio.wait([serving, parent], return_when=asyncio.FIRST_COMPLETED)
+        for task in (serving, parent):
+            task.cancel()
+        await asyncio.gather(serving, parent, return_exceptions=True)
+        await server.close()
 
 
 async def _parent_gone() -> None:

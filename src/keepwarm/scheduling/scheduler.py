@@ -108,9 +108,9 @@ class Scheduler:
         decisions, self._decisions = self._decisions, []
         return decisions
 
-    def next_wake_s(self) -> float | None:
-        """When to plan again although nothing happens until then."""
-        return self._warming.next_wake_s()
+    def next_wake_s(self, now_s: float) -> float | None:
+        """When, after `now_s`, to plan again although nothing happens until then."""
+        return self._warming.next_wake_s(now_s)
 
     # ------------------------------------------------------------------ planning
 

@@ -201,11 +201,11 @@ class Warming:
         decisions, self._decisions = self._decisions, []
         return decisions
 
-    def next_wake_s(self) -> float | None:
-        """When `begin` has something to do, or a tier may be tried again, even if nothing else happens."""
+    def next_wake_s(self, now_s: float) -> float | None:
+        """When, after `now_s`, `begin` has something to do or a tier may be tried, even if nothing else happens."""
         instants = (
             self._traffic.next_deadline_s(),
             self._agenda.next_start_s(),
-            self._traffic.next_retry_s(),
+            *self._traffic.retry_instants_s(),
         )
-        return min((instant for instant in instants if instant is not None), default=None)
+        return min((instant for instant in instants if instant is not None and instant > now_s), default=None)

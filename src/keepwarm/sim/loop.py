@@ -121,9 +121,9 @@ class Simulation:
 
     def _wake_later(self, worker: SimulatedWorker) -> None:
         """Plan again when something is due although nothing ends or arrives."""
-        due_s = worker.engine.next_wake_s()
+        due_s = worker.engine.next_wake_s(self.now_s)
         if due_s is not None:
-            self._at(max(due_s, self.now_s), _ENDS, lambda: self._wake(worker))
+            self._at(due_s, _ENDS, lambda: self._wake(worker))
 
     def _publish(self, worker: SimulatedWorker, events: list[WorkerEvent]) -> None:
         for event in events:

@@ -139,7 +139,6 @@ class Traffic:
         queue = self._to_save[tier]
         ready: list[Node] = []
         missing: list[Node] = []
-        chosen: set[BlockKey] = set()
         for key in list(queue):
             node = self._placement.tree.get(key)
             if node is None or tier in node.copies:
@@ -151,12 +150,14 @@ class Traffic:
                 del queue[key]  # without its parent it could not be found after a restart
             elif node.arriving is not None:
                 continue
-            elif Tier.HOST in node.copies and (has_parent_there or (parent and parent.key in chosen)):
-                ready.append(node)
-                chosen.add(key)
-                if len(ready) == SAVE_BATCH:
-                    break
-            elif Tier.HOST not in node.copies and Tier.DEVICE in node.copies:
+            elif Tier.HOST in node.copies:
+                if has_parent_there or parent in ready:
+                    ready.append(node)
+                    if len(ready) == SAVE_BATCH:
+                        break
+            elif Tier.DEVICE not in node.copies:
+                del queue[key]  # it has left memory
+            elif has_parent_there or parent in ready or parent in missing:
                 if len(missing) == max_copies:
                     break
                 missing.append(node)
@@ -351,14 +352,13 @@ class Traffic:
     def next_deadline_s(self) -> float | None:
         return min(self._deadlines.values(), default=None)
 
-    def next_retry_s(self) -> float | None:
-        """When a tier that is out of service may be tried again with something that waits to be saved."""
-        pauses = [
+    def retry_instants_s(self) -> list[float]:
+        """When the tiers that are out of service may be tried again with something that waits to be saved."""
+        return [
             health.out_until_s
             for (tier, direction), health in self.health.items()
             if direction is Direction.WRITE and health.out_until_s is not None and self._to_save.get(tier)
         ]
-        return min(pauses, default=None)
 
     def land(self, task: BackgroundTask, outcome: TaskOutcome, now_s: float) -> None:
         """`task` has ended, whether it succeeded or not."""
@@ -390,7 +390,7 @@ class Traffic:
         for key in probe.keys[:num_leading]:
             node = self._placement.tree.get(key) or self._placement.insert(key, parent, now_s)
             if probe.tier not in node.copies:
-                self._placement.add_copy(node, probe.tier, 0)
+                self._placement.add_copy(node, probe.tier, self._record_bytes)
             parent = node
 
     def _land_fetch(self, move: Move, nodes: list[Node], outcome: TaskOutcome) -> None:

@@ -22,7 +22,7 @@ class HostLender:
     def borrow(self, key: BlockKey) -> tuple[BlockLabel, memoryview] | None:
         """The memory belongs to the block only until the event loop goes on: copy it before."""
         place = self._blocks.host_slot(key)
-        if place is None:
+        if place is None or self._arena.is_closed:
             return None
         slot, parent = place
         return BlockLabel(key, parent), self._arena.slot(slot)

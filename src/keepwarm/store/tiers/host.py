@@ -13,13 +13,19 @@ class HostArena:
         self._block_bytes = block_bytes
         self._mapping = mmap.mmap(-1, num_slots * block_bytes) if num_slots else None
         self._view = memoryview(self._mapping) if self._mapping else memoryview(b"")
+        self._is_closed = False
 
     def slot(self, index: int) -> memoryview:
         """The bytes of one slot; valid until `close`."""
         start = index * self._block_bytes
         return self._view[start : start + self._block_bytes]
 
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed
+
     def close(self) -> None:
+        self._is_closed = True
         self._view.release()
         if self._mapping:
             self._mapping.close()

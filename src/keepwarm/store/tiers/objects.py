@@ -165,7 +165,8 @@ class RequestThread:
         """Run `request` on all items, each within the time-out. The first failure ends all and is raised."""
         with self._lock:
             # Under the lock, so that `close` finds each call either refused or among the tasks it cancels.
-            answers = asyncio.run_coroutine_threadsafe(self._map(request, items), self._running_loop())
+            loop = self._running_loop()
+            answers = asyncio.run_coroutine_threadsafe(self._map(request, items), loop)
         try:
             return answers.result()
         except concurrent.futures.CancelledError:

@@ -4,6 +4,7 @@ Never knows what the bytes are. Called by all modules of `tiers.disk`; tests wra
 stop the process at an exact operation. Offsets are explicit everywhere, so that threads share no position.
 """
 
+import contextlib
 import errno
 import os
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ _CANNOT_WRITE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 
 
 class Files:
-    """The operating system's files. Every method raises OSError and nothing else."""
+    """The operating system's files. Methods raise OSError and nothing else; `start_...` raise nothing."""
 
     def open(self, path: Path, flags: int) -> int:
         return os.open(path, flags, 0o644)
@@ -69,12 +70,14 @@ class Files:
         they are clean, so the medium works while the next records are hashed.
         """
         if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(fd, offset, num_bytes, os.POSIX_FADV_DONTNEED)
+            with contextlib.suppress(OSError):
+                os.posix_fadvise(fd, offset, num_bytes, os.POSIX_FADV_DONTNEED)
 
     def start_reading(self, fd: int, offset: int, num_bytes: int) -> None:
         """Let the system begin to read a range, without waiting."""
         if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(fd, offset, num_bytes, os.POSIX_FADV_WILLNEED)
+            with contextlib.suppress(OSError):
+                os.posix_fadvise(fd, offset, num_bytes, os.POSIX_FADV_WILLNEED)
 
     def read_all(self, fd: int, buffers: Sequence[memoryview], offset: int) -> int:
         """Fill `buffers` from `offset` on; returns the bytes read, fewer only at the end of the file."""

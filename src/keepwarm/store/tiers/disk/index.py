@@ -8,7 +8,7 @@ memory, sort by place, and are no work for the garbage collector.
 """
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import NewType
@@ -96,14 +96,13 @@ class DiskIndex:
         with self._lock:
             return [self._locations.get(key) for key in keys]
 
-    def wanted_entries(self, number: int, entries: bytes) -> list[tuple[BlockKey, BlockKey, Location]]:
+    def wanted_entries(self, number: int, entries: bytes) -> Iterator[tuple[BlockKey, BlockKey, Location]]:
         """(key, parent, location) of those entries of a segment that the index points to."""
         high, location_now = number << 64, self._locations.get
-        return [
-            (key, parent, high | position)
-            for key, parent, position in ENTRY.iter_unpack(entries)
-            if location_now(key) == high | position
-        ]
+        for key, parent, position in ENTRY.iter_unpack(entries):
+            location = high | position
+            if location_now(key) == location:
+                yield key, parent, location
 
     def blocks(self) -> list[tuple[BlockKey, Location]]:
         """All, oldest first."""

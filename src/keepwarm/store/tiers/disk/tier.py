@@ -33,7 +33,7 @@ from keepwarm.store.tiers.disk.index import (
     segment_of,
     stored_bytes_of,
 )
-from keepwarm.store.tiers.disk.reading import READ_BYTES, Wanted, read_group
+from keepwarm.store.tiers.disk.reading import Wanted, read_group
 from keepwarm.store.tiers.disk.recovery import Recovered, recover, remove_larger
 from keepwarm.store.tiers.disk.segment import load_contents, segment_path
 from keepwarm.store.tiers.disk.space import DiskSpace, divide
@@ -43,6 +43,9 @@ from keepwarm.store.tiers.keyed import StoredEntry
 
 UNBOUNDED_BYTES = 1 << 60
 """A budget for tools that must not remove what a server with a larger budget has stored."""
+
+_VERIFY_BYTES = 8 << 20
+"""Blocks in memory while verifying."""
 
 
 class DiskTier:
@@ -206,6 +209,8 @@ class DiskTier:
 
     def read(self, keys: Sequence[BlockKey], outs: Sequence[memoryview]) -> list[BlockRead]:
         self._check_open()
+        if any(out.nbytes != self._identity.block_bytes for out in outs):
+            raise ValueError(f"blocks of this tier have {self._identity.block_bytes} bytes")
         results = [BlockRead.MISSING] * len(keys)
         pending = list(range(len(keys)))
         vanished: dict[int, Location] = {}
@@ -248,7 +253,7 @@ class DiskTier:
         """Read and check every block, oldest first. Rotten ones are forgotten. Raises TierUnavailable."""
         block_bytes = self._identity.block_bytes
         keys = [key for key, _ in self._index.blocks()]
-        num_at_once = max(1, min(len(keys), READ_BYTES // block_bytes))
+        num_at_once = max(1, min(len(keys), _VERIFY_BYTES // block_bytes))
         buffer = memoryview(bytearray(num_at_once * block_bytes))
         outs = [buffer[index * block_bytes :][:block_bytes] for index in range(num_at_once)]
         for first in range(0, len(keys), num_at_once):

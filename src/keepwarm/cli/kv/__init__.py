@@ -1,0 +1,1 @@
+"""`keepwarm kv`: tools for the folder of a disk tier."""

@@ -5,12 +5,13 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 ARGS ?=
 
-.PHONY: demo serve test check fmt doctor bench-engine clean help
+.PHONY: demo serve test test-long redis check fmt doctor bench-engine clean help
 
 help:
 	@echo "make demo [ARGS=...]   run agents on a real model, warm and cold"
 	@echo "make serve [ARGS=...]  start the server and stay"
 	@echo "make test [ARGS=...]   set everything up and run the tests"
+	@echo "make test-long [...]   the fault and property tests with thousands of seeds (long)"
 	@echo "make check             the full gate: format, lint, types, import contracts, tests"
 	@echo "make bench-engine      compare the engine with its peers (long)"
 
@@ -23,9 +24,20 @@ serve: $(VENV)/.run
 doctor: $(VENV)/.run
 	$(BIN)/keepwarm doctor $(ARGS)
 
-test: $(VENV)/.dev
+test: $(VENV)/.dev redis
 	$(BIN)/keepwarm models pull
 	$(BIN)/pytest $(ARGS)
+
+test-long: $(VENV)/.dev redis
+	$(BIN)/keepwarm models pull
+	$(BIN)/pytest tests/faults tests/property --num-seeds 5000 $(ARGS)
+
+# The tests run a real Redis; Debian, Ubuntu and Homebrew have it.
+redis:
+	@command -v redis-server >/dev/null || command -v valkey-server >/dev/null || \
+	  { [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get install -y -qq redis-server; } || \
+	  sudo -n apt-get install -y -qq redis-server 2>/dev/null || brew install --quiet redis 2>/dev/null || \
+	  { echo "The tests need Redis: sudo apt-get install redis-server, or brew install redis"; exit 1; }
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
@@ -57,7 +69,7 @@ $(VENV)/bin/python:
 $(VENV)/.run: $(VENV)/bin/python pyproject.toml
 	@echo "Installing Keepwarm and PyTorch (CPU) into $(VENV); the first time takes a few minutes."
 	$(PIP) install --quiet --upgrade "pip>=25.1"
-	$(PIP) install -e '.[engine,report]'
+	$(PIP) install -e '.[engine,report,remote]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.run

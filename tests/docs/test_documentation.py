@@ -57,7 +57,7 @@ def test_the_gate_calls_the_test_command_of_the_readme() -> None:
     assert "$(MAKE) test" in (ROOT / "Makefile").read_text()
 
 
-@pytest.mark.parametrize("command", ["serve", "demo", "models", "bench", "doctor"])
+@pytest.mark.parametrize("command", ["serve", "demo", "models", "kv", "bench", "doctor"])
 def test_commands_of_the_changelog_exist(command: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "keepwarm", command, "--help"], capture_output=True, text=True

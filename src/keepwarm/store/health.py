@@ -5,6 +5,7 @@ Never touches the tier and never reads a clock. Asked by `store.traffic` before 
 
 import enum
 from dataclasses import dataclass
+from typing import ClassVar
 
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 30.0
@@ -22,6 +23,8 @@ class TierHealth:
     After a failure nothing is sent for a pause, which doubles with each failure in a row. Then one move is
     let through; its success puts the tier back into service, its failure starts the next pause.
     """
+
+    policy: ClassVar[str] = "pause-and-try@1"
 
     num_failures: int = 0
     """Since the start; never reset."""

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from keepwarm.core.blocks import BlockKey, Tier
+from keepwarm.core.decision import Decision
 from keepwarm.core.events import BlocksStored
 from keepwarm.core.ids import MoveId
 from keepwarm.store.block import KEYED_TIERS, BackgroundTask, Move, MoveReason, Probe
@@ -346,8 +347,7 @@ class Traffic:
             task, _ = self._in_flight[move_id]
             self.cancel(move_id)
             if isinstance(task, Probe) or task.reason is MoveReason.FETCH:
-                health = self.health[_side_of(task)]
-                health.on_failure(now_s, "no answer within the time that it was worth waiting")
+                self._judge(task, now_s, "no answer within the time that it was worth waiting")
 
     def next_deadline_s(self) -> float | None:
         return min(self._deadlines.values(), default=None)
@@ -366,15 +366,12 @@ class Traffic:
         is_cancelled = task.move_id in self.cancelled
         self.cancelled.discard(task.move_id)
         self._deadlines.pop(task.move_id, None)
-        tier, direction = _side_of(task)
-        health = self.health[tier, direction]
         if outcome.error:
-            self.counters.num_errors[tier] += 1
-            health.on_failure(now_s, outcome.error)
-        elif is_cancelled and not outcome.reads and not isinstance(task, Probe):
-            health.on_withdrawn()
+            self.counters.num_errors[_side_of(task)[0]] += 1
+        if is_cancelled and not outcome.error and not outcome.reads and not isinstance(task, Probe):
+            self.health[_side_of(task)].on_withdrawn()
         else:
-            health.on_success()
+            self._judge(task, now_s, outcome.error)
         if isinstance(task, Probe):
             if not outcome.error and not is_cancelled:
                 self._learn(task, outcome.num_leading, now_s)
@@ -382,6 +379,35 @@ class Traffic:
             self._land_fetch(task, nodes, outcome)
         else:
             self._land_save(task, nodes, outcome)
+
+    def _judge(self, task: BackgroundTask, now_s: float, error: str | None) -> None:
+        """What `task` says about its tier; a tier that goes out of service, or comes back, is a decision."""
+        tier, direction = _side_of(task)
+        health = self.health[tier, direction]
+        was_out = health.is_out
+        if error:
+            health.on_failure(now_s, error)
+        else:
+            health.on_success()
+        if health.is_out != was_out:
+            self._placement.decisions.append(
+                Decision(
+                    policy=health.policy,
+                    kind="tier",
+                    subject=f"{tier}.{direction}",
+                    choice="out" if health.is_out else "back",
+                    reason=error or "it answers again",
+                    numbers={"num_failures": health.num_failures},
+                )
+            )
+
+    def tiers_out(self) -> dict[str, str]:
+        """Tiers out of service now, as `disk.write`, each with its last error."""
+        return {
+            f"{tier}.{direction}": health.last_error
+            for (tier, direction), health in self.health.items()
+            if health.is_out
+        }
 
     def _learn(self, probe: Probe, num_leading: int, now_s: float) -> None:
         parent = self._placement.tree.get(probe.parent) if probe.parent else None

@@ -224,15 +224,15 @@ class EngineLoop:
             num_failed_moves=blocks.counters.num_failed_moves,
             num_tier_errors={tier: traffic.counters.num_errors[tier] for tier in traffic.slow_tiers},
             num_bad_blocks={tier: traffic.counters.num_bad_blocks[tier] for tier in traffic.slow_tiers},
-            tiers_out={
-                f"{tier}.{direction}": health.last_error
-                for (tier, direction), health in traffic.health.items()
-                if health.is_out
-            },
+            tiers_out=traffic.tiers_out(),
             num_unsaved_blocks=traffic.num_unsaved,
             retention_wishes={str(o): n for o, n in blocks.retention.num_wishes.items()},
             num_invariant_failures=self._num_invariant_failures,
         )
+
+    def tiers_out(self) -> dict[str, str]:
+        """Tiers out of service now, as `disk.write`, each with its last error."""
+        return self._blocks.traffic.tiers_out()
 
     def check_when_idle(self) -> str | None:
         """Check the store's invariants; what is broken, in words. Linear in the number of blocks."""

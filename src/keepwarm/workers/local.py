@@ -71,6 +71,7 @@ class LocalWorker:
         self._tasks: set[asyncio.Task[None]] = set()
         self._alarm: asyncio.Task[None] | None = None
         self._checked_s = clock.now_s()
+        self._tiers_out: dict[str, str] = {}
 
     @property
     def worker_id(self) -> WorkerId:
@@ -166,6 +167,7 @@ class LocalWorker:
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
             self._publish(self._engine.take_events(self._clock.now_s()))
+            self._log_tiers()
             if plan is None:
                 return
             result, outcomes = await self._runner.run(self._engine.execute, plan)
@@ -173,10 +175,18 @@ class LocalWorker:
 
     async def _run_task(self, task: BackgroundTask) -> None:
         outcome = await self._runner.run_task(self._engine.execute_task, task)
-        if outcome.error:
-            structlog.get_logger("keepwarm.workers").warning("tier_failed", error=outcome.error)
         self._publish(self._engine.end_task(task, outcome, self._clock.now_s()))
         self._wake()
+
+    def _log_tiers(self) -> None:
+        """Say when a tier goes out of service or comes back; each failure in between would say nothing new."""
+        out = self._engine.tiers_out()
+        log = structlog.get_logger("keepwarm.workers")
+        for tier in out.keys() - self._tiers_out.keys():
+            log.warning("tier_out", worker=self._worker_id, tier=tier, error=out[tier])
+        for tier in self._tiers_out.keys() - out.keys():
+            log.info("tier_back", worker=self._worker_id, tier=tier)
+        self._tiers_out = out
 
     def _set_alarm(self) -> None:
         """Wake the loop when something is due although nothing ends or arrives."""

@@ -116,6 +116,7 @@ class Scheduler:
 
     def plan(self, now_s: float) -> StepPlan | None:
         """The next step, or None when nothing can run. Moves of the plan must be executed before it runs."""
+        self._blocks.retention.expire(now_s)
         self._warming.begin(now_s)
         chunks: list[Chunk] = []
         budget = self._settings.max_batch_tokens

@@ -146,7 +146,7 @@ class BlockManager:
         """What can be had of a prompt, in O(log n): asked for every waiting request in every step."""
         tree = self._placement.tree
         num_hits = tree.prefix_length(keys, LEVELS[Tier.HOST])
-        if self._placement.has_moves_in_flight or self.traffic.num_in_flight:
+        if self._placement.has_moves_in_flight or self.traffic.has_arriving():
             for index, node in enumerate(tree.longest_prefix(keys[:num_hits])):
                 if node.arriving:
                     return PrefixMatch(index, 0, Presence.PENDING)

@@ -49,7 +49,7 @@ class StepRunner(Protocol):
         """Run a task on a slow tier; those of one tier and direction one after the other."""
         ...
 
-    def close(self) -> None: ...
+    async def close(self) -> None: ...
 
 
 class LocalWorker:
@@ -131,7 +131,7 @@ class LocalWorker:
         await asyncio.gather(*tasks, return_exceptions=True)
         for request_id, queue in self._streams.items():
             queue.put_nowait(_ended_by_close(request_id, self._clock.now_s()))
-        self._runner.close()
+        await self._runner.close()
         self._engine.close()
 
     def _wake(self) -> None:

@@ -36,9 +36,10 @@ class ThreadStepRunner:
             self._lanes[lane] = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"keepwarm-{lane}")
         return await asyncio.get_running_loop().run_in_executor(self._lanes[lane], execute, task)
 
-    def close(self) -> None:
+    async def close(self) -> None:
+        # A tier that hangs is waited for, at most as long as its own time-out: its memory is in use until then.
         for pool in (self._pool, *self._lanes.values()):
-            pool.shutdown(wait=True)
+            await asyncio.to_thread(pool.shutdown, wait=True, cancel_futures=True)
 
 
 def _lane_of(task: BackgroundTask) -> str:
@@ -70,5 +71,5 @@ class ClockedStepRunner:
         await self._clock.sleep(outcome.duration_s)
         return outcome
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Nothing is held."""

@@ -6,140 +6,40 @@ tiers copy their bytes some steps after they were prepared and land some steps l
 given away too early is found.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keepwarm.core.blocks import BlockKey, Namespace, Tier, extend_chain
-from keepwarm.core.events import RequestFinished, SampledToken, TokensGenerated, WorkerEvent
+from keepwarm.core.blocks import Namespace, Tier, extend_chain
+from keepwarm.core.events import RequestFinished, TokensGenerated, WorkerEvent
 from keepwarm.core.ids import RequestId, SessionId, WorkflowId
 from keepwarm.core.request import FinishReason, Request, RetentionWish, Reuse, SamplingParams, SessionRef
 from keepwarm.engine.executor import ModelInfo
-from keepwarm.scheduling.plan import Chunk, StepPlan, StepResult
 from keepwarm.scheduling.queue import ArrivalOrder, PriorityOrder
 from keepwarm.scheduling.scheduler import Scheduler, SchedulerSettings
-from keepwarm.store.block import BackgroundTask, Move, Probe
+from keepwarm.store.block import BackgroundTask
 from keepwarm.store.eviction.ordered import LeafFifo, LeafLru
 from keepwarm.store.manager import BlockManager, StoreSettings
 from keepwarm.store.pricing import CostModel
-from keepwarm.store.record import HEADER_BYTES, TOKEN_BYTES, BlockRead
-from keepwarm.store.tiers.base import MoveOutcome, TaskOutcome, TierFacts
-from keepwarm.store.tiers.keyed import StoredEntry
+from keepwarm.store.tiers.base import TaskOutcome, TierFacts
+from keepwarm.testing.checked import CheckedMemory, Fault, next_token
 from keepwarm.workers.engine_loop import EngineLoop
 
 BLOCK_SIZE = 2
-RECORD_BYTES = HEADER_BYTES + TOKEN_BYTES * BLOCK_SIZE + 1
+INFO = ModelInfo(
+    name="m", fingerprint="m", vocab_size=5, max_model_len=99, block_size=BLOCK_SIZE, kv_bytes_per_token=1
+)
+RECORD_BYTES = CheckedMemory(INFO).record_bytes
 ROOT = Namespace(model="m", block_size=BLOCK_SIZE).root()
 SESSION = SessionRef(session_id=SessionId("s"), workflow_id=WorkflowId("w"))
-
-
-@dataclass
-class Memory:
-    """Slots of both tiers, each with the tokens written into it."""
-
-    slots: dict[tuple[Tier, int], list[int]] = field(default_factory=dict)
-    histories: dict[RequestId, list[int]] = field(default_factory=dict)
-    stored: dict[tuple[Tier, BlockKey], list[int]] = field(default_factory=dict)
-    slow_tiers: dict[Tier, TierFacts] = field(default_factory=dict)
-    failing_moves: set[int] = field(default_factory=set)
-    rotten_reads: set[int] = field(default_factory=set)
-    """Which reads of a block from a slow tier, counted over the run, find it rotten."""
-    num_reads: int = 0
-    num_computed: int = 0
-
-    # -- BlockStore
-    @property
-    def block_bytes(self) -> int:
-        return 1
-
-    def num_slots(self, tier: Tier) -> int:
-        raise NotImplementedError(tier)
-
-    def execute(self, move: Move) -> MoveOutcome:
-        if move.move_id in self.failing_moves:
-            for slot in move.target_slots:
-                self.slots[move.target, slot] = [-1]
-            return MoveOutcome(0, 0.0, error="injected")
-        for source, target in zip(move.source_slots, move.target_slots, strict=True):
-            self.slots[move.target, target] = list(self.slots[move.source, source])
-        return MoveOutcome(len(move.keys), 0.0)
-
-    def entries(self, tier: Tier) -> list[StoredEntry]:
-        raise NotImplementedError(tier)
-
-    def execute_task(self, task: BackgroundTask, is_cancelled: Callable[[], bool]) -> TaskOutcome:
-        if isinstance(task, Probe):
-            held = [(task.tier, key) in self.stored for key in task.keys]
-            return TaskOutcome(duration_s=0.5, num_leading=(*held, False).index(False))
-        fails_after = 1 if task.move_id in self.failing_moves else len(task.keys)
-        error = "injected" if task.move_id in self.failing_moves else None
-        if task.target is Tier.HOST:
-            reads = []
-            for key, slot in list(zip(task.keys, task.target_slots, strict=True))[:fails_after]:
-                if is_cancelled():
-                    break
-                reads.append(self._read_stored(task.source, key, slot))
-            return TaskOutcome(duration_s=0.5, num_bytes=len(reads), reads=tuple(reads), error=error)
-        for key in task.drops:
-            self.stored.pop((task.target, key), None)
-        for key, slot in list(zip(task.keys, task.source_slots, strict=True))[:fails_after]:
-            self.stored[task.target, key] = list(self.slots[Tier.HOST, slot])
-        return TaskOutcome(
-            duration_s=0.5, num_bytes=fails_after, stored_bytes=(RECORD_BYTES,) * fails_after, error=error
-        )
-
-    def _read_stored(self, tier: Tier, key: BlockKey, slot: int) -> BlockRead:
-        self.num_reads += 1
-        self.slots[Tier.HOST, slot] = [-1]
-        if (tier, key) not in self.stored:
-            return BlockRead.MISSING
-        if self.num_reads in self.rotten_reads:
-            del self.stored[tier, key]
-            return BlockRead.ROTTEN
-        self.slots[Tier.HOST, slot] = list(self.stored[tier, key])
-        return BlockRead.OK
-
-    # -- Executor
-    @property
-    def info(self) -> ModelInfo:
-        raise NotImplementedError
-
-    def run(self, plan: StepPlan) -> StepResult:
-        sampled = {}
-        for chunk in plan.chunks:
-            self._write(chunk)
-        for chunk in plan.chunks:
-            history = self._read(chunk)
-            assert history == self.histories[chunk.request_id][: len(history)]
-            if chunk.is_sampled:
-                token = (sum(history) * 7 + len(history)) % 5
-                self.histories[chunk.request_id].append(token)
-                sampled[chunk.request_id] = SampledToken(token)
-        return StepResult(step_id=plan.step_id, sampled=sampled, duration_s=1.0)
-
-    def close(self) -> None:
-        """Nothing is held."""
-
-    def _write(self, chunk: Chunk) -> None:
-        for position, token in enumerate(chunk.token_ids, chunk.start):
-            slot = (Tier.DEVICE, chunk.block_ids[position // BLOCK_SIZE])
-            offset = position % BLOCK_SIZE
-            self.slots[slot] = [*self.slots.get(slot, [])[:offset], token]
-            self.num_computed += 1
-
-    def _read(self, chunk: Chunk) -> list[int]:
-        end = chunk.start + len(chunk.token_ids)
-        tokens = [token for block in chunk.block_ids for token in self.slots[Tier.DEVICE, block][:BLOCK_SIZE]]
-        return tokens[:end]
 
 
 def reference_output(prompt: list[int], max_tokens: int, capacity: int) -> list[int]:
     """What the toy model says without any batching, caching or eviction."""
     history = list(prompt)
     while len(history) - len(prompt) < max_tokens and len(history) < capacity:
-        history.append((sum(history) * 7 + len(history)) % 5)
+        history.append(next_token(history))
     return history[len(prompt) :]
 
 
@@ -187,7 +87,7 @@ class Background:
 
 
 SLOW_TIERS = {
-    Tier.DISK: TierFacts("disk", True, 6 * RECORD_BYTES),
+    Tier.DISK: TierFacts("disk", True, 8 * RECORD_BYTES),
     Tier.REMOTE: TierFacts("remote", True, None, is_shared=True),
 }
 
@@ -218,7 +118,13 @@ def test_every_request_gets_the_tokens_it_would_get_alone(
     by_priority: bool,
 ) -> None:
     slow_tiers = {tier: SLOW_TIERS[tier] for tier in sorted(tiers)}
-    memory = Memory(failing_moves=failing, rotten_reads=rotten, slow_tiers=slow_tiers)
+    memory = CheckedMemory(
+        INFO,
+        failing_moves=failing,
+        rotten_reads=rotten,
+        slow_tiers=slow_tiers,
+        fault_of=lambda task: Fault(error="injected" if task.move_id in failing else None, fails_after=1),
+    )
     blocks = BlockManager(
         StoreSettings(
             block_size=BLOCK_SIZE, num_device_blocks=num_device, num_host_blocks=num_host, retention_bytes=5

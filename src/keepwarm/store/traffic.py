@@ -27,6 +27,9 @@ COPY_BATCH = 32
 FETCH_BATCH = 32
 """Most blocks in one move from a slow tier: what has arrived can be used although the rest is late."""
 
+TIER_OVERHEAD_BYTES = 64
+"""What a tier or codec may add to a record, at most: index entries, lengths of parts."""
+
 
 @dataclass(slots=True)
 class TrafficCounters:
@@ -56,7 +59,7 @@ class Traffic:
         self._placement = placement
         self._tiers = tiers
         # What a block takes at most; the tier says what it really took once it is stored.
-        self._record_bytes = HEADER_BYTES + TOKEN_BYTES * block_size + block_bytes
+        self._record_bytes = HEADER_BYTES + TOKEN_BYTES * block_size + block_bytes + TIER_OVERHEAD_BYTES
         self._to_save: dict[Tier, dict[BlockKey, BlockLabel]] = {
             tier: {} for tier, facts in tiers.items() if facts.is_writable
         }

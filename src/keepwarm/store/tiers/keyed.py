@@ -11,16 +11,14 @@ works again by itself once the medium does.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from keepwarm.core.blocks import BlockKey
 from keepwarm.store.record import BlockLabel, BlockRead
 
 
-@dataclass(frozen=True, slots=True)
-class StoredEntry:
-    """A block that a tier already holds when it is opened."""
+class StoredEntry(NamedTuple):
+    """A block that a tier already holds when it is opened. A tuple: a start may make a million of them."""
 
     key: BlockKey
     parent: BlockKey

@@ -38,8 +38,69 @@ def test_a_position_is_at_its_block_and_offset(pool: DevicePool) -> None:
 
 
 def test_wrong_buffer_size_is_refused(pool: DevicePool) -> None:
+    short = memoryview(bytearray(pool.block_bytes - 4))
     with pytest.raises(ValueError, match="a block has"):
-        pool.read_block(0, memoryview(bytearray(pool.block_bytes - 4)))
+        pool.read_block(0, short)
+    whole = memoryview(bytearray(pool.block_bytes))
+    with pytest.raises(ValueError, match="a block has"):
+        pool.write_blocks([0, 1], [whole, short])
+    with pytest.raises(ValueError, match="2 slots and 1 buffers"):
+        pool.read_blocks([0, 1], [whole])
+    pool.read_blocks([], [])
+
+
+# Runs on both sides, on one side only, backwards, one slot twice: whatever is moved by one copy must not show.
+PLACES = [
+    ([0, 1, 2, 3, 4], [0, 1, 2, 3, 4]),
+    ([2, 3, 4], [4, 5, 6]),
+    ([0, 1, 3, 4], [1, 2, 3, 4]),
+    ([0, 1, 2, 3], [0, 1, 4, 5]),
+    ([4, 3, 2], [4, 3, 2]),
+    ([4, 3, 2], [2, 3, 4]),
+    ([0, 1, 4, 2, 3], [6, 5, 0, 1, 2]),
+    ([3], [6]),
+]
+
+
+@pytest.mark.parametrize(("slots", "places"), PLACES)
+def test_blocks_move_exactly_whatever_lies_next_to_each_other(
+    pool: DevicePool, slots: list[int], places: list[int]
+) -> None:
+    size = pool.block_bytes
+    pool.kv.view(torch.int32).random_(generator=torch.Generator().manual_seed(2))
+    pool.make_finite(range(5))
+    before = [bytearray(size) for _ in range(5)]
+    for slot, block in enumerate(before):
+        pool.read_block(slot, memoryview(block))
+    slack = pool.kv[:, 5 * 16 :].clone()
+
+    arena = bytearray(random.Random(3).randbytes(7 * size))
+    expected = [arena[place * size :][:size] for place in range(7)]
+    buffers = [memoryview(arena)[place * size :][:size] for place in places]
+    pool.read_blocks(slots, buffers)
+    for slot, place in zip(slots, places, strict=True):
+        expected[place] = before[slot]
+    assert [arena[place * size :][:size] for place in range(7)] == expected
+
+    arena[:] = random.Random(4).randbytes(7 * size)
+    pool.write_blocks(slots, buffers)
+    for slot, place in zip(slots, places, strict=True):
+        before[slot] = arena[place * size :][:size]
+    after = [bytearray(size) for _ in range(5)]
+    pool.read_blocks(range(5), [memoryview(block) for block in after])
+    assert after == before
+    assert torch.equal(pool.kv[:, 5 * 16 :].view(torch.int32), slack.view(torch.int32))
+
+
+def test_neighbours_of_which_some_may_not_be_written_to_are_written_from(pool: DevicePool) -> None:
+    size = pool.block_bytes
+    arena = random.Random(5).randbytes(3 * size)
+    copies = memoryview(bytearray(arena))
+    sources = [memoryview(arena)[:size], copies[size : 2 * size], memoryview(arena)[2 * size :]]
+    pool.write_blocks([1, 2, 3], sources)
+    outs = [bytearray(size) for _ in range(3)]
+    pool.read_blocks([1, 2, 3], [memoryview(out) for out in outs])
+    assert b"".join(outs) == arena
 
 
 def test_make_finite_changes_only_damaged_blocks(pool: DevicePool) -> None:

@@ -16,7 +16,7 @@ from keepwarm.cli.loop import run_async
 from keepwarm.cli.progress import pull_progress
 from keepwarm.compose.live import drain, running_server
 from keepwarm.compose.settings import ServeSettings
-from keepwarm.observe.logs import LogFormat, configure_logging
+from keepwarm.observe.logs import configure_logging, default_format
 from keepwarm.supply.catalogue import KNOWN_MODELS
 from keepwarm.supply.models import pull_model
 
@@ -41,8 +41,7 @@ def serve(*, settings: Annotated[ServeSettings | None, Parameter(name="*")] = No
 
 async def _serve(settings: ServeSettings) -> bool:
     """False when a second Ctrl-C cut the drain short."""
-    log_format = settings.log_format or (LogFormat.CONSOLE if sys.stderr.isatty() else LogFormat.JSON)
-    configure_logging(settings.log_level, log_format)
+    configure_logging(settings.log_level, settings.log_format or default_format())
     log = structlog.get_logger("keepwarm")
     stopping, hurry = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()

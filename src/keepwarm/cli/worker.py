@@ -9,6 +9,7 @@ from keepwarm.cli.loop import run_async
 from keepwarm.compose.settings import EngineSettingsPart
 from keepwarm.compose.worker_process import run_worker
 from keepwarm.core.ids import WorkerId
+from keepwarm.observe.logs import configure_logging, default_format
 
 
 def worker(*, endpoint: str, worker_id: str, settings: str) -> None:
@@ -25,4 +26,6 @@ def worker(*, endpoint: str, worker_id: str, settings: str) -> None:
     """
     # Ctrl-C reaches the whole group; the parent decides when its workers end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    run_async(run_worker(EngineSettingsPart.model_validate_json(settings), endpoint, WorkerId(worker_id)))
+    told = EngineSettingsPart.model_validate_json(settings)
+    configure_logging(told.log_level, told.log_format or default_format())
+    run_async(run_worker(told, endpoint, WorkerId(worker_id)))

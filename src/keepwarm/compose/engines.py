@@ -82,8 +82,8 @@ def _scripted(settings: EngineSettingsPart) -> Engine:
 def _block_store(
     settings: EngineSettingsPart, info: ModelInfo, sizes: TierSizes, device: DeviceMemory, *, kv_layout: str
 ) -> LocalBlockStore:
+    check_host_bytes(settings, sizes.host_bytes, device.block_bytes)
     keyed = open_slow_tiers(settings, info, block_bytes=device.block_bytes, kv_layout=kv_layout)
-    check_host_bytes(keyed, sizes.host_bytes, device.block_bytes)
     return LocalBlockStore(device=device, host_bytes=sizes.host_bytes, keyed=keyed)
 
 

@@ -132,11 +132,14 @@ async def _start_worker(
     remote = RemoteWorker(endpoint, clock=clock, on_decision_line=record.add_line)
     connecting = asyncio.create_task(remote.connect())
     dying = asyncio.create_task(process.raise_if_it_ends())
-    done, pending = await asyncio.wait([connecting, dying], return_when=asyncio.FIRST_COMPLETED)
-    for task in pending:
-        task.cancel()
-    await asyncio.gather(*pending, return_exceptions=True)
-    if dying in done:
+    try:
+        await asyncio.wait([connecting, dying], return_when=asyncio.FIRST_COMPLETED)
+        has_died = dying.done()
+    finally:  # also when told to stop meanwhile
+        for task in (connecting, dying):
+            task.cancel()
+        await asyncio.gather(connecting, dying, return_exceptions=True)
+    if has_died:
         await remote.close()
         await dying
     watching = asyncio.create_task(process.watch(remote.mark_lost), name="worker supervisor")

@@ -34,9 +34,9 @@ async def lending(settings: EngineSettingsPart, engine: Engine, loop: EngineLoop
     )
     try:
         await server.start()
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # a name that no resolver takes is a UnicodeError
         raise ConfigurationError(
-            f"cannot lend blocks on {settings.kv_peer_listen}: {error.strerror or error}. "
+            f"cannot lend blocks on {settings.kv_peer_listen}: {getattr(error, 'strerror', None) or error}. "
             "Choose another address with --kv-peer-listen."
         ) from error
     structlog.get_logger("keepwarm").info("lending", address=":".join(map(str, server.address)))
@@ -48,7 +48,7 @@ async def lending(settings: EngineSettingsPart, engine: Engine, loop: EngineLoop
 
 def _host_and_port(address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65535:
+    if not host or not (port.isascii() and port.isdecimal()) or int(port) > 65535:
         raise ConfigurationError(
             f"--kv-peer-listen is {address!r}; give host:port, such as 10.0.0.5:7700 or 127.0.0.1:0"
         )

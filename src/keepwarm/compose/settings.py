@@ -108,6 +108,12 @@ class EngineSettingsPart(BaseSettings):
     num_threads: Annotated[
         int | None, Field(ge=1, description="Threads of the engine. Default: one for each core.")
     ] = None
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error", "critical"], Field(description="Least level to log.")
+    ] = "info"
+    log_format: Annotated[
+        LogFormat | None, Field(description="Form of log lines. Default: console on a terminal, else JSON.")
+    ] = None
 
 
 class ServeSettings(EngineSettingsPart):
@@ -136,12 +142,6 @@ class ServeSettings(EngineSettingsPart):
     worker: Annotated[WorkerPlace, Field(description="Where the engine runs.")] = WorkerPlace.PROCESS
     decision_log: Annotated[
         Path | None, Field(description="File that receives every decision, one JSON line each.")
-    ] = None
-    log_level: Annotated[
-        Literal["debug", "info", "warning", "error", "critical"], Field(description="Least level to log.")
-    ] = "info"
-    log_format: Annotated[
-        LogFormat | None, Field(description="Form of log lines. Default: console on a terminal, else JSON.")
     ] = None
 
     @field_validator("api_key", mode="before")

@@ -6,10 +6,11 @@ Never defines a policy. Called by the parity test and by other tests.
 from collections.abc import Callable, Mapping
 
 from keepwarm.compose.parts import DecisionSink, EngineLimits, build_engine_loop, build_intake, counting_ids
-from keepwarm.core.blocks import Tier
+from keepwarm.core.blocks import BlockKey, Tier
 from keepwarm.core.ids import WorkerId
 from keepwarm.engine.executor import Executor
 from keepwarm.sim.loop import SimulatedWorker, Simulation
+from keepwarm.store.tiers.base import TierFacts
 from keepwarm.store.tiers.counted import CountedBlockStore
 
 
@@ -21,8 +22,15 @@ def build_simulation(
     on_decision: DecisionSink,
     new_request_id: Callable[[], str] | None = None,
     bytes_per_s: float = float("inf"),
+    slow_tiers: Mapping[Tier, TierFacts] | None = None,
+    slow_bytes_per_s: float = float("inf"),
+    contents: Mapping[WorkerId, Mapping[Tier, dict[BlockKey, BlockKey]]] | None = None,
 ) -> Simulation:
-    """One simulated worker for each executor, all with the same tiers of `num_slots` blocks."""
+    """One simulated worker for each executor, all with the same tiers of `num_slots` blocks.
+
+    `contents`: what the slow tiers of each worker hold, parent by key; kept and changed. Workers that share a
+    tier are given the same dict for it.
+    """
     workers = [
         SimulatedWorker(
             worker_id=worker_id,
@@ -33,6 +41,9 @@ def build_simulation(
                     block_bytes=executor.info.kv_bytes_per_token * executor.info.block_size,
                     num_slots=num_slots,
                     bytes_per_s=bytes_per_s,
+                    slow_tiers=slow_tiers,
+                    slow_bytes_per_s=slow_bytes_per_s,
+                    contents=(contents or {}).get(worker_id),
                 ),
                 limits=limits,
                 on_decision=on_decision,

@@ -5,7 +5,6 @@ Never moves blocks. Called by `compose.engines`, in the process that runs the en
 
 import shutil
 import time
-from collections.abc import Mapping
 from pathlib import Path
 
 from blake3 import blake3
@@ -15,6 +14,7 @@ from keepwarm.compose.sizing import disk_bytes
 from keepwarm.core.blocks import Tier
 from keepwarm.core.errors import ConfigurationError
 from keepwarm.engine.executor import ModelInfo
+from keepwarm.store.codecs.base import Codec
 from keepwarm.store.codecs.registry import LOSSLESS, codec_named
 from keepwarm.store.tiers.disk.folder import FolderInUse
 from keepwarm.store.tiers.disk.identity import DiskIdentity
@@ -36,43 +36,47 @@ def open_slow_tiers(
     """
     codec = codec_named(settings.kv_codec)
     tiers: dict[Tier, KeyedTier] = {}
-    if settings.kv_disk is not None:
-        identity = DiskIdentity(
-            model=info.fingerprint,
-            model_name=info.name,
-            block_size=info.block_size,
-            block_bytes=block_bytes,
-            kv_layout=kv_layout,
-        )
-        budget_bytes = disk_bytes(
-            free_bytes=_free_bytes(settings.kv_disk),
-            own_bytes=_own_bytes(settings.kv_disk),
-            configured=settings.kv_disk_bytes,
-        )
-        deadline_s = time.monotonic() + _LOCK_PATIENCE_S
-        while Tier.DISK not in tiers:
-            try:
-                tiers[Tier.DISK] = DiskTier.open(
-                    settings.kv_disk,
-                    identity=identity,
-                    capacity_bytes=budget_bytes,
-                    codec=codec,
-                    codecs=LOSSLESS,
-                )
-            except FolderInUse:
-                if time.monotonic() > deadline_s:
-                    raise
-                time.sleep(_LOCK_PAUSE_S)
-    if settings.kv_remote is not None:
-        tiers[Tier.REMOTE] = open_remote(
-            settings.kv_remote,
-            codec=codec,
-            codecs=LOSSLESS,
-            block_bytes=block_bytes,
-            namespace=remote_namespace(info, kv_layout),
-            timeout_s=settings.kv_remote_timeout_s,
-        )
+    try:
+        if settings.kv_disk is not None:
+            identity = DiskIdentity(
+                model=info.fingerprint,
+                model_name=info.name,
+                block_size=info.block_size,
+                block_bytes=block_bytes,
+                kv_layout=kv_layout,
+            )
+            tiers[Tier.DISK] = _open_disk(settings.kv_disk, settings.kv_disk_bytes, identity, codec)
+        if settings.kv_remote is not None:
+            tiers[Tier.REMOTE] = open_remote(
+                settings.kv_remote,
+                codec=codec,
+                codecs=LOSSLESS,
+                block_bytes=block_bytes,
+                namespace=remote_namespace(info, kv_layout),
+                timeout_s=settings.kv_remote_timeout_s,
+            )
+    except BaseException:
+        for tier in tiers.values():
+            tier.close()
+        raise
     return tiers
+
+
+def _open_disk(folder: Path, configured_bytes: int | None, identity: DiskIdentity, codec: Codec) -> DiskTier:
+    """The tier in `folder`, waiting a while for another process to let go of it."""
+    budget_bytes = disk_bytes(
+        free_bytes=_free_bytes(folder), own_bytes=_own_bytes(folder), configured=configured_bytes
+    )
+    deadline_s = time.monotonic() + _LOCK_PATIENCE_S
+    while True:
+        try:
+            return DiskTier.open(
+                folder, identity=identity, capacity_bytes=budget_bytes, codec=codec, codecs=LOSSLESS
+            )
+        except FolderInUse:
+            if time.monotonic() > deadline_s:
+                raise
+            time.sleep(_LOCK_PAUSE_S)
 
 
 def remote_namespace(info: ModelInfo, kv_layout: str) -> str:
@@ -80,18 +84,28 @@ def remote_namespace(info: ModelInfo, kv_layout: str) -> str:
     return blake3(f"{info.fingerprint}\n{info.block_size}\n{kv_layout}".encode()).hexdigest(length=12)
 
 
-def check_host_bytes(slow_tiers: Mapping[Tier, KeyedTier], host_bytes: int, block_bytes: int) -> None:
-    """Slow tiers are reached through host memory: without it they would never be used."""
-    if slow_tiers and host_bytes < block_bytes:
+def check_host_bytes(settings: EngineSettingsPart, host_bytes: int, block_bytes: int) -> None:
+    """Slow tiers and peers are reached through host memory: without it they would never be used."""
+    wanting = {
+        "--kv-disk": settings.kv_disk,
+        "--kv-remote": settings.kv_remote,
+        "--kv-peer-listen": settings.kv_peer_listen,
+    }
+    named = [flag for flag, value in wanting.items() if value is not None]
+    if named and host_bytes < block_bytes:
         raise ConfigurationError(
-            f"--kv-host-bytes is {host_bytes}, less than one block of {block_bytes} bytes, but disk and remote "
-            "tiers are reached through host memory. Raise it, or leave out --kv-disk and --kv-remote."
+            f"--kv-host-bytes is {host_bytes}, less than one block of {block_bytes} bytes, but {' and '.join(named)} "
+            "work through host memory. Raise it, or leave them out."
         )
 
 
 def _free_bytes(folder: Path) -> int:
-    existing = next((place for place in (folder, *folder.absolute().parents) if place.exists()), None)
-    return shutil.disk_usage(existing).free if existing else 0
+    for place in (folder, *folder.absolute().parents):
+        try:
+            return shutil.disk_usage(place).free
+        except OSError:  # not there yet, or not ours to see: opening it will tell
+            continue
+    return 0
 
 
 def _own_bytes(folder: Path) -> int:

@@ -4,6 +4,7 @@ Never talks HTTP. Started by `compose.supervisor` through `keepwarm worker`.
 """
 
 import asyncio
+import os
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -55,15 +56,23 @@ async def local_worker(
 async def run_worker(settings: EngineSettingsPart, endpoint: str, worker_id: WorkerId) -> None:
     """Serve on `endpoint` until standard input is closed, which is how the end of the parent shows."""
     record = DecisionRecord(lambda line: server.record(line), max_lines=0)
+    parent = asyncio.create_task(_parent_gone())
+    # Loading a model or waiting for a folder runs on a thread that cannot be stopped, and nothing is lost yet.
+    parent.add_done_callback(_leave_at_once)
     async with local_worker(settings, record, worker_id=worker_id) as worker:
+        parent.remove_done_callback(_leave_at_once)
         server = WorkerServer(worker, endpoint)
         serving = asyncio.create_task(server.serve())
-        parent = asyncio.create_task(_parent_gone())
         await asyncio.wait([serving, parent], return_when=asyncio.FIRST_COMPLETED)
         for task in (serving, parent):
             task.cancel()
         await asyncio.gather(serving, parent, return_exceptions=True)
         await server.close()
+
+
+def _leave_at_once(parent: asyncio.Task[None]) -> None:
+    if not parent.cancelled():
+        os._exit(1)
 
 
 async def _parent_gone() -> None:

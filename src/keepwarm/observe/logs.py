@@ -21,6 +21,11 @@ QUIET_PATHS = frozenset({"/health", "/livez", "/readyz", "/ping", "/metrics"})
 """Paths that monitors ask every few seconds: their access lines are debug lines."""
 
 
+def default_format() -> LogFormat:
+    """For people on a terminal, else for machines."""
+    return LogFormat.CONSOLE if sys.stderr.isatty() else LogFormat.JSON
+
+
 def configure_logging(
     level: str = "info", log_format: LogFormat = LogFormat.JSON, stream: TextIO | None = None
 ) -> None:

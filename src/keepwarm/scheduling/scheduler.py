@@ -22,7 +22,7 @@ from keepwarm.core.request import FinishReason, Request, RetentionReport
 from keepwarm.scheduling.plan import Chunk, StepPlan, StepResult
 from keepwarm.scheduling.queue import QueueOrder, WaitingQueue
 from keepwarm.scheduling.sequence import Sequence
-from keepwarm.scheduling.warming import Warming
+from keepwarm.scheduling.warming import Wait, Warming
 from keepwarm.store.block import Move, PrefixMatch, Presence
 from keepwarm.store.manager import BlockManager
 from keepwarm.store.pricing import CostModel
@@ -136,15 +136,17 @@ class Scheduler:
             keys = sequence.matchable_keys(self._settings.block_size)
             match = self._blocks.match(keys, now_s)
             if self._is_held(sequence, match):
+                self._warming.on_held(keys[match.num_hits], now_s)
                 continue
             num_hits = self._warming.num_usable_hits(sequence, keys, match, now_s)
-            if num_hits is None:
+            if num_hits is Wait.FOR_BLOCKS:
+                self._held.add(sequence.request.request_id)  # it waits for its own blocks: no news later
                 continue
-            if not self._admit(sequence, num_hits, now_s):
+            if num_hits is Wait.FOR_ROOM or not self._admit(sequence, num_hits, now_s):
                 break
             chunks.append(sequence.chunk(min(budget, sequence.num_remaining), self._settings.block_size))
             budget -= len(chunks[-1].token_ids)
-        self._blocks.traffic.plan_saves(now_s)
+        self._blocks.saver.plan(now_s)
         self._decisions += self._warming.take_decisions()
         moves = self._blocks.take_moves()
         if not chunks and not moves:

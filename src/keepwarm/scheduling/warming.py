@@ -1,29 +1,39 @@
 """Owns bringing blocks into memory before they are needed: for waiting requests, and for expected sessions.
 
-Never admits and never touches bytes: it asks `store.traffic` for fetches, within deadlines, and gives up on
+Never admits and never touches bytes: it asks `store.fetching` for fetches, within deadlines, and gives up on
 those that nobody wants any more. Called by `scheduling.scheduler`.
 """
 
+import enum
 from collections.abc import Iterable
 from typing import Any
 
 from keepwarm.core.blocks import BlockKey, Tier
 from keepwarm.core.decision import Decision
-from keepwarm.core.ids import MoveId, SessionId
+from keepwarm.core.ids import MoveId, RequestId
 from keepwarm.core.request import Request
 from keepwarm.scheduling.reload import CheaperThanPrefill, Run
 from keepwarm.scheduling.sequence import Sequence
 from keepwarm.store.block import MoveReason, PrefixMatch, Presence
 from keepwarm.store.manager import BlockManager
-from keepwarm.store.prefetch import ExpectedReturn, ReturnAgenda
+from keepwarm.store.prefetch import ExpectedReturn, Place, ReturnAgenda
 from keepwarm.store.pricing import CostModel
 
-MAX_FETCHES = 2
-"""A request whose fetched blocks are taken from it twice before it runs computes the rest."""
+MAX_FETCHES = 3
+"""A request whose fetched blocks are taken from it so often before it runs computes the rest."""
 LEAST_PATIENCE_S = 0.1
 UNPRICED_PATIENCE_S = 5.0
 """How long to wait for blocks while nobody knows what prefilling them would cost."""
 PROBE_PATIENCE_S = 1.0
+
+
+class Wait(enum.Enum):
+    """Why a request is not admitted yet."""
+
+    FOR_BLOCKS = "blocks"
+    """They are on their way, or it is being asked for them; others may go first."""
+    FOR_ROOM = "room"
+    """The device has none for it; nobody goes first."""
 
 
 class Warming:
@@ -33,20 +43,22 @@ class Warming:
         self._costs = costs
         self._policy = CheaperThanPrefill()
         self._agenda = ReturnAgenda()
-        self._prefetches: dict[SessionId, list[MoveId]] = {}
-        self._told: dict[
-            str, int
-        ] = {}  # what was decided last for a request, so as not to repeat it each step
+        self._prefetches: dict[Place, list[MoveId]] = {}
+        # Device blocks that waiting requests will need once their fetch has landed.
+        self._fetching: dict[RequestId, int] = {}
+        # What was decided last for each request, so as not to say it again in each step.
+        self._told: dict[str, int] = {}
         self._decisions: list[Decision[Any]] = []
 
     # ------------------------------------------------------------------ waiting requests
 
     def num_usable_hits(
         self, sequence: Sequence, keys: list[BlockKey], match: PrefixMatch, now_s: float
-    ) -> int | None:
-        """How many leading blocks `sequence` should take from memory; None: wait, more are on their way."""
+    ) -> int | Wait:
+        """How many leading blocks `sequence` should take from memory, or what it waits for."""
+        self._fetching.pop(sequence.request.request_id, None)
         if self._is_asking(sequence, keys, match, now_s):
-            return None
+            return Wait.FOR_BLOCKS
         runs = self._runs(keys, match, now_s)
         num_device = match.num_hits - (runs[0].num_blocks if runs and runs[0].tier is Tier.HOST else 0)
         if not runs:
@@ -66,16 +78,25 @@ class Warming:
             return num_wanted
         if sequence.num_fetches >= MAX_FETCHES:
             return match.num_hits
+        num_device_blocks = self._num_device_blocks(sequence, keys[:num_device])
+        if not self._blocks.has_device_room(num_device_blocks + sum(self._fetching.values())):
+            return Wait.FOR_ROOM  # blocks that are fetched too early leave the host before they are read
         reload_s = float(decision.numbers["reload_s"])
         prefill_s = self._costs.prefill_s(match.num_hits, num_wanted - match.num_hits)
         patience_s = UNPRICED_PATIENCE_S if prefill_s is None else prefill_s
         # Waiting no longer than computing would take costs at most twice the better choice.
         deadline_s = now_s + max(patience_s, 2 * reload_s, LEAST_PATIENCE_S)
         nodes = self._blocks.nodes(keys[:num_wanted])[match.num_hits :]
-        if not self._traffic.fetch(nodes, now_s, MoveReason.FETCH, deadline_s):
+        if not self._blocks.fetcher.fetch(nodes, now_s, MoveReason.FETCH, deadline_s):
             return match.num_hits  # the host has no room
         sequence.num_fetches += 1
-        return None
+        self._fetching[sequence.request.request_id] = num_device_blocks
+        return Wait.FOR_BLOCKS
+
+    def _num_device_blocks(self, sequence: Sequence, keys_on_device: list[BlockKey]) -> int:
+        """Device blocks that `sequence` needs beside those that running requests hold anyway."""
+        num_shared = sum(node.num_leases > 0 for node in self._blocks.nodes(keys_on_device))
+        return -(-len(sequence.tokens) // self._costs.block_size) - num_shared
 
     def _runs(self, keys: list[BlockKey], match: PrefixMatch, now_s: float) -> list[Run]:
         """The findable blocks below the device, by the tier they would come from."""
@@ -105,8 +126,10 @@ class Warming:
         if prefill_s is not None and prefill_s <= self._costs.reload_s(tier, 1, now_s):
             return False
         parent = keys[num_found - 1] if num_found else None
-        patience_s = PROBE_PATIENCE_S if prefill_s is None else min(prefill_s, PROBE_PATIENCE_S)
-        sequence.probe = self._traffic.probe(tier, keys[num_found:], parent, now_s + patience_s)
+        patience_s = PROBE_PATIENCE_S
+        if prefill_s is not None:
+            patience_s = min(max(prefill_s, LEAST_PATIENCE_S), PROBE_PATIENCE_S)
+        sequence.probe = self._blocks.fetcher.probe(tier, keys[num_found:], parent, now_s + patience_s)
         return True
 
     def _tell(self, decision: Decision[int], *, is_news: bool) -> None:
@@ -118,6 +141,7 @@ class Warming:
 
     def on_left(self, sequence: Sequence, still_waiting: Iterable[Sequence]) -> None:
         """`sequence` waits no more, without having been admitted: stop what was fetched for it alone."""
+        self._fetching.pop(sequence.request.request_id, None)
         self._told.pop(sequence.request.request_id, None)
         if sequence.probe is not None and self._traffic.is_in_flight(sequence.probe):
             self._traffic.cancel(sequence.probe)
@@ -132,30 +156,34 @@ class Warming:
     # ------------------------------------------------------------------ expected sessions
 
     def on_arrival(self, request: Request, now_s: float) -> None:
-        """A session is back: what was fetched for it is due now, or was a wrong guess."""
-        session_id = request.session.session_id
-        self._agenda.forget(session_id)
-        move_ids = self._prefetches.pop(session_id, None)
-        if not move_ids:
-            return
+        """A session is back: what is being fetched for it is wanted, or was a wrong guess."""
+        place = _place_of(request)
+        self._agenda.forget(place)
+        move_ids = self._prefetches.pop(place, ())
         wanted = set(request.prompt_keys)
+        for move in self._traffic.fetches() if move_ids else ():
+            if move.move_id in move_ids and wanted.isdisjoint(move.keys):
+                self._traffic.cancel(move.move_id)
+
+    def on_held(self, key: BlockKey, now_s: float) -> None:
+        """A request waits for `key`. When a prefetch brings it, the patience of a request counts from now on."""
         for move in self._traffic.fetches():
-            if move.move_id in move_ids:
-                if wanted.isdisjoint(move.keys):
-                    self._traffic.cancel(move.move_id)
-                else:
-                    self._traffic.hurry(move.move_id, now_s + UNPRICED_PATIENCE_S)
+            if move.reason is MoveReason.PREFETCH and key in move.keys:
+                first = self._blocks.nodes(move.keys[:1])[0].depth
+                prefill_s = self._costs.prefill_s(first, len(move.keys))
+                patience_s = UNPRICED_PATIENCE_S if prefill_s is None else max(prefill_s, LEAST_PATIENCE_S)
+                self._traffic.hurry(move.move_id, now_s + patience_s)
 
     def on_finished(self, sequence: Sequence, now_s: float) -> None:
         request = sequence.request
         self._told.pop(request.request_id, None)
-        session_id = request.session.session_id
+        place = _place_of(request)
         if request.session.is_final:
-            self._agenda.forget(session_id)
+            self._agenda.forget(place)
         elif request.expected_return_s is not None and sequence.keys and self._traffic.slow_tiers:
             slowest = self._traffic.slow_tiers[-1]
             self._agenda.expect(
-                session_id,
+                place,
                 sequence.keys,
                 now_s=now_s,
                 gap_s=request.expected_return_s,
@@ -165,6 +193,12 @@ class Warming:
     def begin(self, now_s: float) -> None:
         """What is due at `now_s`: give up late fetches, set out for expected sessions."""
         self._traffic.expire(now_s)
+        if self._prefetches:
+            self._prefetches = {
+                place: move_ids
+                for place, move_ids in self._prefetches.items()
+                if any(map(self._traffic.is_in_flight, move_ids))
+            }
         for expected in self._agenda.take_due(now_s):
             self._prefetch(expected, now_s)
 
@@ -175,7 +209,7 @@ class Warming:
         if not match.num_slow_hits or not runs:
             return
         decision = self._policy.decide(
-            expected.session_id,
+            expected.place[1],
             runs,
             num_device_blocks=match.num_hits,
             num_blocks=len(keys),
@@ -183,14 +217,14 @@ class Warming:
             now_s=now_s,
         )
         nodes = self._blocks.nodes(keys[: match.num_hits + decision.choice])[match.num_hits :]
-        move_ids = self._traffic.fetch(nodes, now_s, MoveReason.PREFETCH, expected.deadline_s)
+        move_ids = self._blocks.fetcher.fetch(nodes, now_s, MoveReason.PREFETCH, expected.deadline_s)
         if move_ids:
-            self._prefetches[expected.session_id] = move_ids
+            self._prefetches[expected.place] = move_ids
             self._decisions.append(
                 Decision(
                     policy="expected-return@1",
                     kind="prefetch",
-                    subject=expected.session_id,
+                    subject=expected.place[1],
                     choice=decision.choice,
                     reason="the session is expected back and its blocks are on a slow tier",
                     numbers={**decision.numbers, "deadline_s": round(expected.deadline_s, 6)},
@@ -202,10 +236,14 @@ class Warming:
         return decisions
 
     def next_wake_s(self, now_s: float) -> float | None:
-        """When, after `now_s`, `begin` has something to do or a tier may be tried, even if nothing else happens."""
+        """When, after `now_s`, `begin` has something to do although nothing else happens until then."""
         instants = (
             self._traffic.next_deadline_s(),
             self._agenda.next_start_s(),
-            *self._traffic.retry_instants_s(),
+            *self._blocks.saver.retry_instants_s(),
         )
         return min((instant for instant in instants if instant is not None and instant > now_s), default=None)
+
+
+def _place_of(request: Request) -> Place:
+    return request.tenant_id, request.session.session_id

@@ -8,6 +8,7 @@ Order within one instant: what ends, then what arrives, then planning; equal eve
 
 import heapq
 import itertools
+from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -16,7 +17,7 @@ from keepwarm.core.events import RequestFinished, TokensGenerated, WorkerEvent
 from keepwarm.core.ids import RequestId, WorkerId
 from keepwarm.engine.executor import ModelInfo
 from keepwarm.routing.router import Router
-from keepwarm.store.block import BackgroundTask
+from keepwarm.store.block import BackgroundTask, lane_of
 from keepwarm.workers.engine_loop import EngineLoop
 from keepwarm.workers.worker import WorkerHealth
 from keepwarm.workflow.draft import Draft
@@ -52,6 +53,9 @@ class Simulation:
         self._agenda: list[tuple[float, int, int, object]] = []
         self._counter = itertools.count()
         self._busy: set[WorkerId] = set()
+        self._alarms: dict[WorkerId, float | None] = {}
+        # By worker and lane: tasks that wait their turn, the first of them under way.
+        self._lanes: dict[tuple[WorkerId, str], deque[BackgroundTask]] = defaultdict(deque)
         self.finished: dict[RequestId, RequestFinished] = {}
         self.refused: list[tuple[Arrival, KeepwarmError]] = []
         self.now_s = 0.0
@@ -91,7 +95,10 @@ class Simulation:
     def _plan(self, worker: SimulatedWorker) -> None:
         plan = worker.engine.begin(self.now_s)
         for task in worker.engine.take_tasks():
-            self._start_task(worker, task)
+            lane = self._lanes[worker.worker_id, lane_of(task)]
+            lane.append(task)
+            if len(lane) == 1:
+                self._start_task(worker, lane)
         self._publish(worker, worker.engine.take_events(self.now_s))
         if plan is None:
             self._busy.discard(worker.worker_id)
@@ -105,12 +112,16 @@ class Simulation:
 
         self._at(self.now_s + result.duration_s, _ENDS, end)
 
-    def _start_task(self, worker: SimulatedWorker, task: BackgroundTask) -> None:
+    def _start_task(self, worker: SimulatedWorker, lane: deque[BackgroundTask]) -> None:
+        task = lane[0]
         outcome = worker.engine.execute_task(task)
 
         def end() -> None:
             self._publish(worker, worker.engine.end_task(task, outcome, self.now_s))
             self._wake(worker)
+            lane.popleft()
+            if lane:
+                self._start_task(worker, lane)
 
         self._at(self.now_s + outcome.duration_s, _ENDS, end)
 
@@ -121,9 +132,14 @@ class Simulation:
 
     def _wake_later(self, worker: SimulatedWorker) -> None:
         """Plan again when something is due although nothing ends or arrives."""
-        due_s = worker.engine.next_wake_s(self.now_s)
+        due_s = self._alarms[worker.worker_id] = worker.engine.next_wake_s(self.now_s)
         if due_s is not None:
-            self._at(due_s, _ENDS, lambda: self._wake(worker))
+            self._at(due_s, _ENDS, lambda: self._ring(worker, due_s))
+
+    def _ring(self, worker: SimulatedWorker, due_s: float) -> None:
+        """Wake `worker`, unless what was due has been settled or put off meanwhile."""
+        if self._alarms[worker.worker_id] == due_s:
+            self._wake(worker)
 
     def _publish(self, worker: SimulatedWorker, events: list[WorkerEvent]) -> None:
         for event in events:

@@ -102,3 +102,10 @@ class Probe:
 
 BackgroundTask = Move | Probe
 """Work on a slow tier that runs beside the engine's steps."""
+
+
+def lane_of(task: BackgroundTask) -> str:
+    """Reading and writing do not wait for each other, and no tier waits for another."""
+    if isinstance(task, Move) and task.target is not Tier.HOST:
+        return f"{task.target}-write"
+    return f"{task.source if isinstance(task, Move) else task.tier}-read"

@@ -1,12 +1,13 @@
 """Owns who holds which blocks: leases, and the promise that nothing is computed twice.
 
-Never touches bytes (tiers execute the moves that `store.placement` and `store.traffic` prepare), never reads
+Never touches bytes (tiers execute what `store.placement`, `saving` and `fetching` prepare), never reads
 a clock, never decides who runs. Called by `scheduling.scheduler`; the simulator drives this very class.
 
 Life of a block: private (leased, no key) -> committed (findable, on the device) -> demoted to the host ->
 promoted back, or dropped. Beside that it is saved to the slow tiers, and fetched from them to the host.
 """
 
+import gc
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,16 +17,22 @@ from keepwarm.core.decision import Decision
 from keepwarm.core.events import BlockEvent, BlocksStored
 from keepwarm.core.ids import RequestId, TenantId
 from keepwarm.core.request import RetentionReport, RetentionWish
-from keepwarm.store.block import KEYED_TIERS, Lookup, Move, PrefixMatch, Presence
+from keepwarm.store.block import KEYED_TIERS, BackgroundTask, Lookup, Move, PrefixMatch, Presence, Probe
 from keepwarm.store.eviction.policy import EvictionPolicy
+from keepwarm.store.fetching import Fetcher
+from keepwarm.store.invariants import check_store
 from keepwarm.store.lease import Lease
 from keepwarm.store.placement import Placement, PlacementCounters
 from keepwarm.store.prefix import LEVELS, Node
 from keepwarm.store.record import NO_PARENT, BlockLabel
 from keepwarm.store.retention import RetentionLedger
-from keepwarm.store.tiers.base import TierFacts
+from keepwarm.store.saving import Saver
+from keepwarm.store.tiers.base import TaskOutcome, TierFacts
 from keepwarm.store.tiers.keyed import StoredEntry
 from keepwarm.store.traffic import Traffic
+
+MANY_BLOCKS = 100_000
+"""Loaded at a start: from here on it pays to tell the garbage collector that they are here to stay."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,16 +63,18 @@ class BlockManager:
         self._placement = Placement(
             num_device_blocks=settings.num_device_blocks,
             num_host_blocks=settings.num_host_blocks,
-            keeps_disk=Tier.DISK in tiers,
+            slow_tiers=tiers,
             new_policy=new_policy,
         )
-        self.traffic = Traffic(
+        self.traffic = Traffic(self._placement, tiers=tiers)
+        self.saver = Saver(
             self._placement,
-            tiers=tiers,
+            self.traffic,
             block_bytes=settings.block_bytes,
             block_size=settings.block_size,
             mirrors_to_host=settings.mirrors_to_host,
         )
+        self.fetcher = Fetcher(self._placement, self.traffic, record_bytes=self.saver.record_bytes)
         self.retention = RetentionLedger(
             budget_bytes=settings.retention_bytes,
             block_bytes=settings.block_bytes,
@@ -79,27 +88,27 @@ class BlockManager:
     def load(self, tier: Tier, entries: Iterable[StoredEntry]) -> int:
         """Make what a slow tier holds findable; once, before anything else. Returns the number of blocks.
 
-        Entries come oldest first. One whose parent is nowhere is left out: nothing could lead to it.
+        Entries come oldest first. One whose parent is nowhere is left out: nothing could lead to it. When
+        `entries` raises, the store is not to be used.
         """
         placement = self._placement
-        waiting: dict[BlockKey, list[StoredEntry]] = {}
-        age_s = 0.0
-        num_loaded = 0
-        for first in entries:
-            stack = [first]
-            while stack:
-                entry = stack.pop()
-                parent = None if entry.parent == NO_PARENT else placement.tree.get(entry.parent)
-                if parent is None and entry.parent != NO_PARENT:
-                    waiting.setdefault(entry.parent, []).append(entry)
-                    continue
-                # Instants of another run mean nothing in this one; only their order does, and all are in the past.
-                age_s += 1e-6
-                node = placement.tree.get(entry.key) or placement.insert(entry.key, parent, age_s - 1e6)
-                num_loaded += tier not in node.copies
-                placement.add_copy(node, tier, entry.stored_bytes)
-                stack.extend(waiting.pop(entry.key, ()))
-        return num_loaded
+        # Nothing made here is garbage. Looking for it again and again would double the time, and each full look
+        # later on would stop the engine to go through all of it once more.
+        was_enabled = gc.isenabled()
+        gc.disable()
+        try:
+            # Instants of another run mean nothing in this one; only their order does, and all are in the past.
+            loaded = placement.tree.load(tier, entries, -1e6, 1e-6)
+            placement.num_stored[tier] += loaded.num_copies
+            placement.stored_bytes[tier] += loaded.num_bytes
+            for node in loaded.changed:
+                placement.update(node)
+            if loaded.num_copies >= MANY_BLOCKS:
+                gc.freeze()
+        finally:
+            if was_enabled:
+                gc.enable()
+        return loaded.num_copies
 
     # ------------------------------------------------------------------ reading
 
@@ -146,7 +155,7 @@ class BlockManager:
         """What can be had of a prompt, in O(log n): asked for every waiting request in every step."""
         tree = self._placement.tree
         num_hits = tree.prefix_length(keys, LEVELS[Tier.HOST])
-        if self._placement.has_moves_in_flight or self.traffic.has_arriving():
+        if self._placement.has_moves_in_flight or self.traffic.fetches():
             for index, node in enumerate(tree.longest_prefix(keys[:num_hits])):
                 if node.arriving:
                     return PrefixMatch(index, 0, Presence.PENDING)
@@ -159,6 +168,10 @@ class BlockManager:
             num_found = num_hits + next(unreadable, len(slow))
         next_block = Presence.HIT if num_found == len(keys) else Presence.MISS
         return PrefixMatch(num_hits, num_found - num_hits, next_block)
+
+    def has_device_room(self, num_blocks: int) -> bool:
+        """Whether `num_blocks` device blocks are free or can be made free now."""
+        return num_blocks <= self._placement.num_obtainable
 
     def num_on_device(self, keys: Sequence[BlockKey]) -> int:
         """How many of `keys`, from the first on, are on the device."""
@@ -204,7 +217,7 @@ class BlockManager:
             for node in nodes:
                 placement.unpin(node)
             return None
-        found_on = Counter(map(self._found_on, nodes))
+        found_on = Counter(map(self.fetcher.found_on, nodes))
         if on_host:
             placement.promote(on_host, slots[: len(on_host)])
         lease = Lease(request_id, self._release)
@@ -213,23 +226,13 @@ class BlockManager:
         lease.num_blocks_by_tier = {tier: found_on[tier] for tier in Tier if found_on[tier]}
         for index, node in enumerate(nodes):
             node.last_used_s = now_s
-            if self.traffic.lacks_copies(node):
-                self.traffic.want_saved(node, self._label(node, token_ids, index))
+            if self.saver.lacks_copies(node):
+                self.saver.want_saved(node, self._label(node, token_ids, index))
         for key in keys[num_hits:]:
             if self._pending.setdefault(key, lease) is lease:
                 lease.pending_keys.append(key)
         self._leases.add(lease)
         return lease
-
-    def _found_on(self, node: Node) -> Tier:
-        """The tier that spares a request computing `node`; counts the first reading of a fetched block."""
-        if Tier.DEVICE in node.copies:
-            return Tier.DEVICE
-        arrival, node.arrival = node.arrival, None
-        if arrival is None:
-            return Tier.HOST
-        self.traffic.counters.useful_blocks[arrival.reason] += 1
-        return arrival.tier
 
     def _label(self, node: Node, token_ids: Sequence[int], index: int) -> BlockLabel:
         size = self._settings.block_size
@@ -273,8 +276,8 @@ class BlockManager:
             if self._pending.get(key) is lease:
                 del self._pending[key]
             node.last_used_s = now_s
-            if self.traffic.lacks_copies(node):
-                self.traffic.want_saved(node, self._label(node, token_ids, len(lease.nodes)))
+            if self.saver.lacks_copies(node):
+                self.saver.want_saved(node, self._label(node, token_ids, len(lease.nodes)))
             lease.nodes.append(node)
             parent = node
         if stored:
@@ -331,31 +334,17 @@ class BlockManager:
         decisions, self._placement.decisions = self._placement.decisions, []
         return decisions
 
+    def end_task(self, task: BackgroundTask, outcome: TaskOutcome, now_s: float) -> None:
+        """A task on a slow tier has ended, in whatever way."""
+        nodes, is_cancelled = self.traffic.land(task, outcome, now_s)
+        if isinstance(task, Probe):
+            if not outcome.error and not is_cancelled:
+                self.fetcher.learn(task, outcome.num_leading, now_s)
+        elif task.target is Tier.HOST:
+            self.fetcher.land(task, nodes, outcome)
+        else:
+            self.saver.land(task, nodes, outcome)
+
     def check_invariants(self) -> None:
         """Raise RuntimeError when slots leak, are used twice, or the tree is inconsistent."""
-        placement = self._placement
-        placement.tree.check_invariants()
-        used: dict[Tier, list[int]] = {tier: [] for tier in placement.pools}
-        stored = dict.fromkeys(KEYED_TIERS, 0)
-        holders = Counter(id(node) for lease in self._leases for node in lease.nodes)
-        for node in placement.tree:
-            for tier, place in node.copies.items():
-                if tier in used:
-                    used[tier].append(place)
-                else:
-                    stored[tier] += place
-            if holders[id(node)] != node.num_leases:
-                raise RuntimeError(
-                    f"block {node.key.hex()} counts {node.num_leases} leases, {holders[id(node)]} hold it"
-                )
-            if node.num_leases and Tier.DEVICE not in node.copies:
-                raise RuntimeError(f"block {node.key.hex()} is leased and not on the device")
-        for lease in self._leases:
-            used[Tier.DEVICE].extend(lease.block_ids[len(lease.nodes) :])
-        for tier, pool in placement.pools.items():
-            every_slot = sorted([*used[tier], *pool.unused_slots()])
-            if every_slot != list(range(pool.num_slots)):
-                raise RuntimeError(f"slots of tier {tier} leak or are used twice: {every_slot}")
-        if stored != placement.stored_bytes:
-            raise RuntimeError(f"bytes stored are counted as {placement.stored_bytes}, they are {stored}")
-        self.traffic.check_invariants()
+        check_store(self._placement, self._leases, self.traffic)

@@ -21,6 +21,9 @@ from keepwarm.store.eviction.policy import EvictionPolicy
 from keepwarm.store.prefix import LEVELS, NO_COPY, Node, PrefixTree
 from keepwarm.store.slots import SlotPool
 
+MAX_REMOTE_BLOCKS = 1_000_000
+"""Blocks of the remote tier that are known here; it may hold any number."""
+
 
 @dataclass(slots=True)
 class PlacementCounters:
@@ -41,7 +44,7 @@ class Placement:
         *,
         num_device_blocks: int,
         num_host_blocks: int,
-        keeps_disk: bool,
+        slow_tiers: Iterable[Tier],
         new_policy: Callable[[], EvictionPolicy],
     ) -> None:
         self.tree = PrefixTree()
@@ -55,8 +58,7 @@ class Placement:
         """Blocks that left the disk tier's index and that the tier has not been told about."""
         self.events: list[BlockEvent] = []
         self.decisions: list[Decision[str]] = []
-        tiers = [*self.pools, Tier.DISK] if keeps_disk else [*self.pools]
-        self._policies = {tier: new_policy() for tier in tiers}
+        self._policies = {tier: new_policy() for tier in (*self.pools, *slow_tiers)}
         self._in_flight: dict[MoveId, list[Node]] = {}
         # Device blocks that nobody pins: all of them can leave, leaf by leaf, since a pin covers its prefix.
         self._unpinned: set[BlockKey] = set()
@@ -191,6 +193,11 @@ class Placement:
 
     # ------------------------------------------------------------------ making room
 
+    @property
+    def num_obtainable(self) -> int:
+        """Device slots that are free or can be made free."""
+        return self.pools[Tier.DEVICE].num_free + len(self._unpinned)
+
     def allocate_device(self, num_blocks: int) -> list[int] | None:
         """`num_blocks` free device slots, evicting what must go; None, changing nothing, when impossible."""
         pool = self.pools[Tier.DEVICE]
@@ -217,13 +224,21 @@ class Placement:
             self.lose([node], Tier.HOST)
         return pool.take(1)[0] if pool.num_free else None
 
-    def evict_from_disk(self) -> bool:
-        """Forget the disk copy that is worth least; False when none may go."""
-        key = self._policies[Tier.DISK].peek()
+    def forget_one(self, tier: Tier) -> bool:
+        """Forget the copy on a slow tier that is worth least; False when none may go."""
+        key = self._policies[tier].peek()
         if key is None:
             return False
-        self.lose([self._node(key)], Tier.DISK)
+        self.lose([self._node(key)], tier)
         return True
+
+    def bound_remote(self) -> None:
+        """Forget what was used longest ago of the remote tier's blocks when too many are known.
+
+        They stay where they are: who needs them asks the tier again.
+        """
+        while self.num_stored[Tier.REMOTE] > MAX_REMOTE_BLOCKS and self.forget_one(Tier.REMOTE):
+            pass
 
     def _take_victims(self, num_blocks: int) -> list[tuple[Node, int]]:
         """Blocks to evict, children before parents, each taken off the device, with the slot it had there.
@@ -356,4 +371,6 @@ class Placement:
             return False
         if LEVELS[tier] > node.level:
             return True
-        return not node.num_leases and not any(node.child_levels[: node.level_without(tier)])
+        # What only the remote tier holds is found again by asking it: it keeps nobody here.
+        level = min(node.level_without(tier), LEVELS[Tier.REMOTE])
+        return not node.num_leases and not any(node.child_levels[:level])

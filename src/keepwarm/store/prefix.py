@@ -10,11 +10,13 @@ the host, and so on. Invariants (checked by `PrefixTree.check_invariants`):
      the device, then those on the host, then those on disk, then those on the remote tier.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from keepwarm.core.blocks import BlockKey, Tier
 from keepwarm.store.block import MoveReason
+from keepwarm.store.record import NO_PARENT
+from keepwarm.store.tiers.keyed import StoredEntry
 
 LEVELS = {tier: level for level, tier in enumerate(Tier)}
 NO_COPY = len(LEVELS)
@@ -72,6 +74,17 @@ class Node:
         return min((LEVELS[other] for other in self.copies if other is not tier), default=NO_COPY)
 
 
+@dataclass(slots=True)
+class Loaded:
+    """What `PrefixTree.load` took in."""
+
+    num_copies: int
+    num_bytes: int
+    """What the new copies take, and what known ones now take more."""
+    changed: Iterable[Node]
+    """Blocks that may leave a tier now and could not before, or the reverse."""
+
+
 class PrefixTree:
     def __init__(self) -> None:
         self._nodes: dict[BlockKey, Node] = {}
@@ -98,6 +111,59 @@ class PrefixTree:
                 parent.first_child.previous_sibling = node
             parent.first_child = node
         return node
+
+    def load(self, tier: Tier, entries: Iterable[StoredEntry], oldest_s: float, step_s: float) -> Loaded:
+        """Take in what a keyed tier holds, parents in any place; each block is `step_s` younger than the last.
+
+        An entry is left out while its parent is not on `tier` or a faster one: nothing could lead to it. The
+        tree is then as `insert` and `add_copy` make it, but a server that starts waits for a million rounds of
+        this loop, so it calls nothing in the common case.
+        """
+        nodes, level, used_s = self._nodes, LEVELS[tier], oldest_s
+        # A new block with children on its tier cannot leave it, so no policy need hear of it; only the remote
+        # tier may lose any block (`store.placement`).
+        is_short = not nodes and tier is not Tier.REMOTE
+        num_copies = num_bytes = 0
+        changed: dict[BlockKey, Node] = {}
+        waiting: dict[BlockKey, list[StoredEntry]] = {}
+        ready: list[StoredEntry] = []
+        for entry in entries:
+            ready.append(entry)
+            while ready:
+                key, parent_key, place = entry = ready.pop()
+                parent = None
+                if parent_key != NO_PARENT:
+                    parent = nodes.get(parent_key)
+                    if parent is None or parent.level > level:
+                        waiting.setdefault(parent_key, []).append(entry)
+                        continue
+                used_s += step_s
+                node = nodes.get(key)
+                if node is None:
+                    node = Node(key, parent, 0, used_s, {tier: place}, level, [0] * NO_COPY)
+                    nodes[key] = node
+                    num_copies += 1
+                    num_bytes += place
+                    if parent is not None:
+                        node.depth = parent.depth + 1
+                        parent.child_levels[level] += 1
+                        sibling = node.next_sibling = parent.first_child
+                        if sibling is not None:
+                            sibling.previous_sibling = node
+                        parent.first_child = node
+                else:
+                    num_copies += tier not in node.copies
+                    num_bytes += place - node.copies.get(tier, 0)
+                    self.add_copy(node, tier, place)
+                if not is_short:
+                    changed[key] = node
+                    if node.parent is not None:
+                        changed[node.parent.key] = node.parent
+                if waiting and key in waiting:
+                    ready += waiting.pop(key)
+        if is_short:
+            return Loaded(num_copies, num_bytes, [node for node in self if node.first_child is None])
+        return Loaded(num_copies, num_bytes, changed.values())
 
     def remove(self, node: Node) -> None:
         """Forget a block that has no copies and no children."""

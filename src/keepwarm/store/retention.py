@@ -23,6 +23,8 @@ class _Loan:
     tenant_id: TenantId
     ttl_s: float
     expires_s: float
+    scheduled_s: float | None = None
+    """When `expire` looks at it: each loan has one entry in the heap."""
 
 
 class RetentionLedger:
@@ -76,12 +78,11 @@ class RetentionLedger:
     def expire(self, now_s: float) -> None:
         """End the loans whose time is over, and forget those of blocks that are gone."""
         while self._expiries and self._expiries[0][0] <= now_s:
-            _, _, key = heapq.heappop(self._expiries)
+            due_s, _, key = heapq.heappop(self._expiries)
             loan = self._loans.get(key)
-            if loan is None:
-                continue
-            # A use since then renews the loan: it counts from the last use.
-            expires_s = max(loan.expires_s, loan.node.last_used_s + loan.ttl_s)
+            if loan is None or due_s != loan.scheduled_s:
+                continue  # it ended; there may be a later loan of the same block
+            expires_s = self._expires_s(loan, now_s)
             if expires_s > now_s and loan.node.copies:
                 self._schedule(loan, expires_s)
                 continue
@@ -94,15 +95,22 @@ class RetentionLedger:
         if loan := self._loans.get(key):
             self._end(loan)
 
+    def _expires_s(self, loan: _Loan, now_s: float) -> float:
+        """A use renews a loan: it counts from the last one."""
+        used_s = now_s if loan.node.num_leases else loan.node.last_used_s
+        return max(loan.expires_s, used_s + loan.ttl_s)
+
     def _extend(self, loan: _Loan, ttl_s: float, now_s: float) -> None:
-        if now_s + ttl_s <= loan.expires_s:
+        if loan.ttl_s and ttl_s <= loan.ttl_s and now_s + ttl_s <= self._expires_s(loan, now_s):
             return
         loan.ttl_s = loan.node.youth_s = ttl_s
-        self._schedule(loan, now_s + ttl_s)
+        loan.expires_s = now_s + ttl_s
+        if loan.scheduled_s is None:  # else `expire` finds out when its time comes
+            self._schedule(loan, loan.expires_s)
         self._on_change(loan.node)
 
     def _schedule(self, loan: _Loan, expires_s: float) -> None:
-        loan.expires_s = expires_s
+        loan.expires_s = loan.scheduled_s = expires_s
         heapq.heappush(self._expiries, (expires_s, next(self._counter), loan.node.key))
 
     def _end(self, loan: _Loan) -> None:

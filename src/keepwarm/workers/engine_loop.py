@@ -154,7 +154,7 @@ class EngineLoop:
 
     def end_task(self, task: BackgroundTask, outcome: TaskOutcome, now_s: float) -> list[WorkerEvent]:
         """Account for a task that ended and return what became known, in order."""
-        self._blocks.traffic.land(task, outcome, now_s)
+        self._blocks.end_task(task, outcome, now_s)
         if isinstance(task, Probe):
             self._traffic.count(f"{task.tier}?", 0, outcome.duration_s)
         else:
@@ -217,15 +217,15 @@ class EngineLoop:
             moved_bytes=dict(self._traffic.num_bytes),
             num_moves=dict(self._traffic.num_moves),
             move_seconds=dict(self._traffic.seconds),
-            useful_bytes={str(r): n * block_bytes for r, n in traffic.counters.useful_blocks.items()},
+            useful_bytes={str(r): n * block_bytes for r, n in blocks.fetcher.useful_blocks.items()},
             wasted_bytes={str(r): n * block_bytes for r, n in blocks.counters.wasted_blocks.items()},
             num_evicted_blocks=blocks.counters.num_evicted_blocks,
             num_dropped_blocks=blocks.counters.num_dropped_blocks,
             num_failed_moves=blocks.counters.num_failed_moves,
-            num_tier_errors={tier: traffic.counters.num_errors[tier] for tier in traffic.slow_tiers},
-            num_bad_blocks={tier: traffic.counters.num_bad_blocks[tier] for tier in traffic.slow_tiers},
+            num_tier_errors={tier: traffic.num_errors[tier] for tier in traffic.slow_tiers},
+            num_bad_blocks={tier: blocks.fetcher.num_bad_blocks[tier] for tier in traffic.slow_tiers},
             tiers_out=traffic.tiers_out(),
-            num_unsaved_blocks=traffic.num_unsaved,
+            num_unsaved_blocks=blocks.saver.num_unsaved,
             retention_wishes={str(o): n for o, n in blocks.retention.num_wishes.items()},
             num_invariant_failures=self._num_invariant_failures,
         )

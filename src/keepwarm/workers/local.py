@@ -175,7 +175,11 @@ class LocalWorker:
 
     async def _run_task(self, task: BackgroundTask) -> None:
         outcome = await self._runner.run_task(self._engine.execute_task, task)
-        self._publish(self._engine.end_task(task, outcome, self._clock.now_s()))
+        try:
+            self._publish(self._engine.end_task(task, outcome, self._clock.now_s()))
+        except Exception:
+            # A bug in accounting must not stop the loop: whoever waits for the task has a deadline.
+            structlog.get_logger("keepwarm.workers").exception("task_failed", worker=self._worker_id)
         self._wake()
 
     def _log_tiers(self) -> None:

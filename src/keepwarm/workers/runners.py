@@ -7,10 +7,9 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from keepwarm.core.blocks import Tier
 from keepwarm.core.clock import Clock
 from keepwarm.scheduling.plan import StepPlan
-from keepwarm.store.block import BackgroundTask, Move
+from keepwarm.store.block import BackgroundTask, lane_of
 from keepwarm.store.tiers.base import TaskOutcome
 from keepwarm.workers.local import StepOutcome
 
@@ -31,7 +30,7 @@ class ThreadStepRunner:
     async def run_task(
         self, execute: Callable[[BackgroundTask], TaskOutcome], task: BackgroundTask
     ) -> TaskOutcome:
-        lane = _lane_of(task)
+        lane = lane_of(task)
         if lane not in self._lanes:
             self._lanes[lane] = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"keepwarm-{lane}")
         return await asyncio.get_running_loop().run_in_executor(self._lanes[lane], execute, task)
@@ -42,18 +41,12 @@ class ThreadStepRunner:
             await asyncio.to_thread(pool.shutdown, wait=True, cancel_futures=True)
 
 
-def _lane_of(task: BackgroundTask) -> str:
-    """Reading and writing do not wait for each other, and no tier waits for another."""
-    if isinstance(task, Move) and task.target is not Tier.HOST:
-        return f"{task.target}-write"
-    return f"{task.source if isinstance(task, Move) else task.tier}-read"
-
-
 class ClockedStepRunner:
     """Executes at once and lets the step's own duration pass on `clock`: for scripted executors."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
+        self._lanes: dict[str, asyncio.Lock] = {}
 
     async def settle(self) -> None:
         # A virtual clock moves only when every task waits: after this, all arrivals of the instant are in.
@@ -67,9 +60,10 @@ class ClockedStepRunner:
     async def run_task(
         self, execute: Callable[[BackgroundTask], TaskOutcome], task: BackgroundTask
     ) -> TaskOutcome:
-        outcome = execute(task)
-        await self._clock.sleep(outcome.duration_s)
-        return outcome
+        async with self._lanes.setdefault(lane_of(task), asyncio.Lock()):  # it serves in order of coming
+            outcome = execute(task)
+            await self._clock.sleep(outcome.duration_s)
+            return outcome
 
     async def close(self) -> None:
         """Nothing is held."""

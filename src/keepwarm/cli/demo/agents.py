@@ -4,7 +4,6 @@ Never computes totals and never draws. Driven by `demo.command`.
 """
 
 import asyncio
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,8 +11,8 @@ from typing import Any
 
 import httpx2
 
+from keepwarm.cli.demo.call import StreamedCall
 from keepwarm.cli.demo.dialogues import MAX_OUTPUT_TOKENS, Dialogue, Turn
-from keepwarm.core.errors import RequestFailed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,17 +65,18 @@ async def _run_agent(
     for index, turn in enumerate(dialogue.turns):
         body = _body(model, dialogue, turn, with_reuse)
         started_s = time.monotonic() - origin_s
-        first_s, last = await _stream(client, body, dialogue.dialogue_id)
+        call = StreamedCall()
+        await call.run(client, body, dialogue.dialogue_id)
         record = TurnRecord(
             agent=agent,
             turn=index,
             started_s=started_s,
-            first_token_s=first_s - origin_s,
+            first_token_s=(call.first_token_s or time.monotonic()) - origin_s,
             ended_s=time.monotonic() - origin_s,
             pause_s=turn.pause_s,
-            num_prompt_tokens=last["usage"]["prompt_tokens"],
-            num_prefilled_tokens=last["keepwarm"]["prefilled_tokens"],
-            cached_by_tier=last["keepwarm"]["cached_by_tier"],
+            num_prompt_tokens=call.last["usage"]["prompt_tokens"],
+            num_prefilled_tokens=call.last["keepwarm"]["prefilled_tokens"],
+            cached_by_tier=call.last["keepwarm"]["cached_by_tier"],
         )
         on_turn(record)
         records.append(record)
@@ -102,29 +102,3 @@ def _body(model: str, dialogue: Dialogue, turn: Turn, with_reuse: bool) -> dict[
         "stream_options": {"include_usage": True},
         "keepwarm": {"cached_by_tier": True, "reuse": with_reuse},
     }
-
-
-async def _stream(
-    client: httpx2.AsyncClient, body: dict[str, Any], session: str
-) -> tuple[float, dict[str, Any]]:
-    """Instant of the first token, and the last chunk, which carries the accounts."""
-    first_s: float | None = None
-    last: dict[str, Any] = {}
-    headers = {"x-keepwarm-session": session}
-    async with client.stream("POST", "/v1/chat/completions", json=body, headers=headers) as response:
-        if response.status_code != 200:
-            raise RequestFailed(f"the server answered {response.status_code}: {(await response.aread())!r}")
-        async for line in response.aiter_lines():
-            if not line.startswith("data: ") or line == "data: [DONE]":
-                continue
-            last = json.loads(line[6:])
-            if "error" in last:
-                raise RequestFailed(f"the server ended a stream with an error: {last['error']}")
-            if first_s is None and any(_has_news(choice) for choice in last["choices"]):
-                first_s = time.monotonic()
-    return first_s or time.monotonic(), last
-
-
-def _has_news(choice: dict[str, Any]) -> bool:
-    delta = choice["delta"]
-    return bool(delta.get("content") or delta.get("tool_calls") or choice["finish_reason"])

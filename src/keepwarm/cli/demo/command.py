@@ -19,6 +19,7 @@ from keepwarm.cli.demo.agents import TurnRecord, bodies, run_agents
 from keepwarm.cli.demo.dialogues import Dialogue, load_dialogues
 from keepwarm.cli.demo.figures import DemoFigures, LoadFigures, count_new_tokens, demo_figures, load_figures
 from keepwarm.cli.demo.page import write_page
+from keepwarm.cli.demo.tier_command import run_tiers
 from keepwarm.cli.loop import run_async
 from keepwarm.cli.output import check_output
 from keepwarm.cli.progress import pull_progress
@@ -49,10 +50,14 @@ def demo(
     json_path: Annotated[Path | None, Parameter(name="--json")] = None,
     html: Path = Path("demo.html"),
     agents: int = 4,
-    turns: int = 5,
-    device_tokens: Annotated[int, Parameter(validator=Number(gte=1))] = DEVICE_TOKENS,
+    turns: int | None = None,
+    device_tokens: Annotated[int | None, Parameter(validator=Number(gte=1))] = None,
+    tiers: Annotated[bool, Parameter(negative=())] = False,
 ) -> None:
     """Run recorded tool-calling agents on a real model, once warm and once cold, and compare.
+
+    With --tiers: on a server with device, host, disk and remote tiers that is killed in the middle, started
+    again, and then moved to a machine without its disk; and compare every token with an uninterrupted run.
 
     Parameters
     ----------
@@ -63,19 +68,37 @@ def demo(
     agents
         Agents that work side by side, at least 1.
     turns
-        Most model calls of one agent, at least 2.
+        Most model calls of one agent, at least 2, with --tiers at least 3. Default: 5, with --tiers 6.
     device_tokens
-        Size of the device KV pool.
+        Size of the device KV pool. Default: 3072, with --tiers just enough for the longest call.
+    tiers
+        Show reuse from every tier, through kill -9 and a restart. Takes 2 to 3 minutes on two cores.
     """
+    turns = (6 if tiers else 5) if turns is None else turns
     if agents < 1 or turns < 2:
         raise ConfigurationError(f"--agents is {agents} and --turns is {turns}; use at least 1 and 2")
+    if tiers and turns < 3:
+        raise ConfigurationError(
+            f"--turns is {turns}; --tiers needs at least 3: the server is ended twice between"
+        )
     check_output("--json", json_path)
     check_output("--html", html)
     configure_logging("error", LogFormat.CONSOLE)
     with pull_progress() as on_progress:
         pull_model(DEFAULT_MODEL_NAME, on_progress=on_progress)
-    dialogues = load_dialogues(agents, max_turns=turns)
     console = Console()
+    if tiers:
+        run_tiers(
+            console,
+            num_agents=agents,
+            max_turns=turns,
+            device_tokens=device_tokens,
+            html=html,
+            json_path=json_path,
+        )
+        return
+    device_tokens = device_tokens or DEVICE_TOKENS
+    dialogues = load_dialogues(agents, max_turns=turns)
     console.print(
         f"{agents} agents replay recorded airline dialogues, with tools and pauses, on {DEFAULT_MODEL_NAME}. "
         f"The device pool holds {device_tokens} tokens: too few for all of them.\n"
@@ -93,7 +116,11 @@ async def _run(
     console: Console, dialogues: Sequence[Dialogue], device_tokens: int
 ) -> tuple[DemoFigures, _Load, _Load]:
     settings = ServeSettings(
-        port=0, kv_device_tokens=device_tokens, kv_host_bytes=HOST_BYTES, max_model_len=device_tokens
+        port=0,
+        kv_device_tokens=device_tokens,
+        kv_host_bytes=HOST_BYTES,
+        max_model_len=device_tokens,
+        log_level="error",
     )
     console.print("Starting the server and loading the model ...")
     async with running_server(settings) as server:

@@ -72,13 +72,20 @@ def demo_figures(
 
 def count_new_tokens(prompts: Sequence[Sequence[int]]) -> int:
     """Tokens of `prompts`, in order, that no earlier prompt had at the same place after the same tokens."""
+    return sum(new_tokens_of_each(prompts))
+
+
+def new_tokens_of_each(prompts: Sequence[Sequence[int]]) -> list[int]:
+    """`count_new_tokens`, one number for each prompt."""
     seen: dict[int, Any] = {}
-    num_new = 0
+    counts = []
     for prompt in prompts:
         place = seen
+        num_new = 0
         for token in prompt:
             if token not in place:
                 place[token] = {}
                 num_new += 1
             place = place[token]
-    return num_new
+        counts.append(num_new)
+    return counts

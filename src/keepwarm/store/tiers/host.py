@@ -4,6 +4,7 @@ Never knows what a slot holds. Read and written by `store.tiers.local` only. Pag
 first use on, so an unused budget is free.
 """
 
+import contextlib
 import mmap
 
 
@@ -26,6 +27,8 @@ class HostArena:
 
     def close(self) -> None:
         self._is_closed = True
-        self._view.release()
-        if self._mapping:
-            self._mapping.close()
+        # Somebody who still looks at a slot keeps the memory; it goes with the last of them.
+        with contextlib.suppress(BufferError):
+            self._view.release()
+            if self._mapping:
+                self._mapping.close()

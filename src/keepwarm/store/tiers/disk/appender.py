@@ -86,6 +86,11 @@ class Appender:
         """The segment that is not sealed."""
         return self._growing.number if self._growing else None
 
+    def growing_entries(self, number: int) -> bytes | None:
+        """Entries of segment `number`, which has no footer yet; None when it is another one that grows."""
+        growing = self._growing
+        return bytes(growing.entries) if growing is not None and growing.number == number else None
+
     def resume(self, number: int, contents: Contents) -> None:
         """Go on with the newest segment if it was left with room, or unsealed. Raises OSError."""
         if contents.is_sealed and contents.end > self._segment_bytes // 2:

@@ -340,6 +340,10 @@ class DiskTier:
         return []
 
     def _entries_of(self, number: int) -> bytes:
+        # The growing segment has no footer, and reading its headers one by one takes long.
+        growing = self._writer.growing_entries(number) if self._writer else None
+        if growing is not None:
+            return growing
         try:
             fd = self._files.open(segment_path(self._folder, number), os.O_RDONLY)
         except FileNotFoundError:

@@ -93,6 +93,10 @@ class Writer:
         with self._all_or_nothing("compacting"):
             return self._compactor.compact_all()
 
+    def growing_entries(self, number: int) -> bytes | None:
+        """Entries of segment `number` while it grows; None for another."""
+        return self._appender.growing_entries(number)
+
     def close(self) -> None:
         """Seal the growing segment. If that fails the next start scans it."""
         with contextlib.suppress(OSError):

@@ -44,8 +44,8 @@ class Warming:
         self._policy = CheaperThanPrefill()
         self._agenda = ReturnAgenda()
         self._prefetches: dict[Place, list[MoveId]] = {}
-        # Device blocks that waiting requests will need once their fetch has landed.
-        self._fetching: dict[RequestId, int] = {}
+        # For waiting requests, their fetches and the device blocks that they will need afterwards.
+        self._fetching: dict[RequestId, tuple[list[MoveId], int]] = {}
         # What was decided last for each request, so as not to say it again in each step.
         self._told: dict[str, int] = {}
         self._decisions: list[Decision[Any]] = []
@@ -79,7 +79,10 @@ class Warming:
         if sequence.num_fetches >= MAX_FETCHES:
             return match.num_hits
         num_device_blocks = self._num_device_blocks(sequence, keys[:num_device])
-        if not self._blocks.has_device_room(num_device_blocks + sum(self._fetching.values())):
+        num_reserved = self._num_reserved()
+        # With nothing running and nothing under way nobody would make room, so there is no waiting for it.
+        can_wait = num_reserved or self._blocks.num_open_leases
+        if can_wait and not self._blocks.has_device_room(num_device_blocks + num_reserved):
             return Wait.FOR_ROOM  # blocks that are fetched too early leave the host before they are read
         reload_s = float(decision.numbers["reload_s"])
         prefill_s = self._costs.prefill_s(match.num_hits, num_wanted - match.num_hits)
@@ -87,11 +90,20 @@ class Warming:
         # Waiting no longer than computing would take costs at most twice the better choice.
         deadline_s = now_s + max(patience_s, 2 * reload_s, LEAST_PATIENCE_S)
         nodes = self._blocks.nodes(keys[:num_wanted])[match.num_hits :]
-        if not self._blocks.fetcher.fetch(nodes, now_s, MoveReason.FETCH, deadline_s):
+        move_ids = self._blocks.fetcher.fetch(nodes, now_s, MoveReason.FETCH, deadline_s)
+        if not move_ids:
             return match.num_hits  # the host has no room
         sequence.num_fetches += 1
-        self._fetching[sequence.request.request_id] = num_device_blocks
+        self._fetching[sequence.request.request_id] = (move_ids, num_device_blocks)
         return Wait.FOR_BLOCKS
+
+    def _num_reserved(self) -> int:
+        """Device blocks that requests will take once their fetch, which is under way, has landed."""
+        return sum(
+            num_blocks
+            for move_ids, num_blocks in self._fetching.values()
+            if any(map(self._traffic.is_in_flight, move_ids))
+        )
 
     def _num_device_blocks(self, sequence: Sequence, keys_on_device: list[BlockKey]) -> int:
         """Device blocks that `sequence` needs beside those that running requests hold anyway."""

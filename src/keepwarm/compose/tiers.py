@@ -94,8 +94,8 @@ def check_host_bytes(settings: EngineSettingsPart, host_bytes: int, block_bytes:
     named = [flag for flag, value in wanting.items() if value is not None]
     if named and host_bytes < block_bytes:
         raise ConfigurationError(
-            f"--kv-host-bytes is {host_bytes}, less than one block of {block_bytes} bytes, but {' and '.join(named)} "
-            "work through host memory. Raise it, or leave them out."
+            f"--kv-host-bytes is {host_bytes}, less than one block of {block_bytes} bytes, but "
+            f"{' and '.join(named)} work through host memory. Raise it, or leave them out."
         )
 
 

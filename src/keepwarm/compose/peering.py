@@ -12,7 +12,7 @@ from keepwarm.compose.engines import Engine
 from keepwarm.compose.settings import EngineSettingsPart
 from keepwarm.compose.tiers import remote_namespace
 from keepwarm.core.errors import ConfigurationError
-from keepwarm.store.tiers.peer import PeerServer
+from keepwarm.store.tiers.peer_server import PeerServer
 from keepwarm.workers.engine_loop import EngineLoop
 from keepwarm.workers.lending import HostLender
 

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from keepwarm.core.blocks import BlockKey
 from keepwarm.store.record import BlockLabel
-from keepwarm.store.tiers.peer import PeerServer
+from keepwarm.store.tiers.peer_server import PeerServer
 
 _START_S = 20.0
 _T = TypeVar("_T")

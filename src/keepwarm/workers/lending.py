@@ -1,6 +1,6 @@
 """Owns HostLender: what a worker lends to its peers from its host tier.
 
-Never sends anything: `store.tiers.peer.PeerServer` does, on the same event loop. Built by `compose`.
+Never sends anything: `store.tiers.peer_server` does, on the same event loop. Built by `compose`.
 """
 
 from collections.abc import Sequence

@@ -227,3 +227,36 @@ def test_random_failures_never_cost_a_stored_block(tmp_path: Path, num_seeds: in
         assert not missing or tier.stat().live_bytes + 700 > tier.capacity_bytes, f"seed {seed}"
         assert BlockRead.ROTTEN not in outcomes(tier, range(300)).values()
         tier.close()
+
+
+class UnreadableAtFirst(UnsyncedFiles):
+    """One file cannot be read until told otherwise."""
+
+    def __init__(self, path: Path) -> None:
+        self.path: Path | None = path
+        self._paths: dict[int, Path] = {}
+
+    def open(self, path: Path, flags: int) -> int:
+        fd = super().open(path, flags)
+        self._paths[fd] = path
+        return fd
+
+    def preadv(self, fd: int, buffers: Sequence[memoryview], offset: int) -> int:
+        if self._paths.get(fd) == self.path:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return super().preadv(fd, buffers, offset)
+
+
+def test_the_newest_segment_is_left_alone_when_it_cannot_be_read_at_a_start(tmp_path: Path) -> None:
+    tier = open_tier(tmp_path)
+    store(tier, range(4))
+    tier.close()
+    files = UnreadableAtFirst(segment_files(tmp_path)[-1])
+    tier = open_tier(tmp_path, files)
+    assert readable(tier, range(4)) == set()
+    files.path = None
+    store(tier, range(10, 14))
+    tier.close()
+    tier = open_tier(tmp_path)
+    assert readable(tier, range(20)) == {*range(4), *range(10, 14)}
+    tier.close()

@@ -102,7 +102,9 @@ def test_after_the_deadline_the_request_computes_and_the_tier_is_out_of_service(
     driver.run(start_s + 50.0)
     assert len(driver.moves("fetch")) == 1, "nothing is asked of a tier that is out"
     driver.run()
-    assert driver.loop.stats().tiers_out == {}, "its late answer shows that it works"
+    assert "disk.read" in driver.loop.stats().tiers_out, (
+        "a late answer does not show that it is in time again"
+    )
     assert driver.loop.stats().wasted_bytes == {"fetch": NUM_BLOCKS * BLOCK_BYTES}
 
 
@@ -194,7 +196,7 @@ def test_a_probe_without_answer_holds_up_a_request_for_a_bounded_time_only() -> 
     driver.store.latency_s[Tier.REMOTE] = 1000.0
     driver.submit(request("a", PROMPT))
     driver.run(20.0)
-    assert driver.end("a").timing.admitted_s == pytest.approx(1.0)
+    assert driver.end("a").timing.admitted_s == pytest.approx(1.0, abs=0.01)
     assert "remote.read" in driver.loop.stats().tiers_out
 
 

@@ -3,8 +3,8 @@
 import pytest
 
 from keepwarm.core.blocks import BlockKey
-from keepwarm.core.ids import SessionId, TenantId
-from keepwarm.store.prefetch import Place, ReturnAgenda
+from keepwarm.core.ids import SessionId, SessionKey, TenantId
+from keepwarm.store.prefetch import ReturnAgenda
 
 KEYS = [BlockKey(bytes([n])) for n in range(3)]
 A, B, C = [(TenantId("t"), SessionId(name)) for name in "abc"]
@@ -12,7 +12,7 @@ A, B, C = [(TenantId("t"), SessionId(name)) for name in "abc"]
 
 def expect(
     agenda: ReturnAgenda,
-    place: Place,
+    place: SessionKey,
     *,
     now_s: float = 0.0,
     gap_s: float = 10.0,
@@ -27,7 +27,7 @@ def test_it_sets_out_twice_as_early_as_reloading_takes_and_gives_up_one_gap_late
     assert agenda.next_start_s() == pytest.approx(107.0)
     assert agenda.take_due(106.9) == []
     (due,) = agenda.take_due(107.0)
-    assert (due.place, due.keys) == (A, tuple(KEYS))
+    assert (due.session, due.keys) == (A, tuple(KEYS))
     assert due.deadline_s == pytest.approx(123.0)
     assert agenda.take_due(1000.0) == [], "each is told once"
     assert (len(agenda), agenda.next_start_s()) == (0, None)
@@ -47,7 +47,7 @@ def test_a_session_that_is_back_or_over_is_forgotten() -> None:
     agenda.forget(A)
     agenda.forget(C)
     assert agenda.next_start_s() == pytest.approx(18.0)
-    assert [due.place for due in agenda.take_due(50.0)] == [B]
+    assert [due.session for due in agenda.take_due(50.0)] == [B]
 
 
 def test_the_latest_guess_of_a_session_counts() -> None:
@@ -67,4 +67,4 @@ def test_several_are_told_in_order_of_their_start_then_of_their_coming() -> None
     agenda = ReturnAgenda()
     for place, gap_s in ((A, 12.0), (C, 9.0), (B, 12.0)):
         expect(agenda, place, gap_s=gap_s)
-    assert [due.place for due in agenda.take_due(99.0)] == [C, A, B]
+    assert [due.session for due in agenda.take_due(99.0)] == [C, A, B]

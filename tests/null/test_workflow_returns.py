@@ -1,14 +1,14 @@
 """When a session will call again: from its own gaps, else from everybody's, else unknown."""
 
-from keepwarm.core.ids import SessionId, TenantId
-from keepwarm.workflow.returns import LEAST_GAPS, Place, ReturnTimes
+from keepwarm.core.ids import SessionId, SessionKey, TenantId
+from keepwarm.workflow.returns import LEAST_GAPS, ReturnTimes
 
 
-def place(session: str, tenant: str = "t") -> Place:
+def place(session: str, tenant: str = "t") -> SessionKey:
     return TenantId(tenant), SessionId(session)
 
 
-def live(times: ReturnTimes, where: Place, gaps_s: list[float], *, start_s: float = 0.0) -> float:
+def live(times: ReturnTimes, where: SessionKey, gaps_s: list[float], *, start_s: float = 0.0) -> float:
     """A first call, and one more after each gap; each takes a second. Returns the end of the last one."""
     now_s = start_s
     times.on_arrival(where, now_s)

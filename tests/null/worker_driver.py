@@ -216,7 +216,7 @@ class Driver:
         self._take(self.loop.take_events(self.now_s))
         if plan is None:
             self._is_busy = False
-            due_s = self._alarm_s = self.loop.next_wake_s(self.now_s)
+            due_s = self._alarm_s = self.loop.next_wake_s()
             if due_s is not None:
                 self._at(due_s, 0, lambda: self._ring(due_s))
             return

@@ -18,6 +18,10 @@ SCRIPTED_MODEL = "scripted"
 """A model name that loads no model: an engine with scripted tokens, for trying clients without torch."""
 
 
+WORKER_SETTINGS = "KEEPWARM_WORKER_SETTINGS"
+"""Environment variable in which a worker process finds its settings, as JSON."""
+
+
 class WorkerPlace(StrEnum):
     PROCESS = "process"
     """In a process of its own: an engine that dies takes no client connection with it."""

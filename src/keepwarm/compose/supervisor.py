@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import structlog
 
-from keepwarm.compose.settings import EngineSettingsPart
+from keepwarm.compose.settings import WORKER_SETTINGS, EngineSettingsPart
 from keepwarm.core.clock import Clock
 from keepwarm.core.errors import ConfigurationError
 from keepwarm.core.ids import WorkerId
@@ -33,8 +33,8 @@ class WorkerProcess:
         self._arguments = (
             *(sys.executable, "-m", "keepwarm", "worker"),
             *("--endpoint", endpoint, "--worker-id", worker_id),
-            *("--settings", settings.model_dump_json()),
         )
+        self._settings_json = settings.model_dump_json()
         self._worker_id = worker_id
         self._clock = clock
         self._process: asyncio.subprocess.Process | None = None
@@ -50,7 +50,8 @@ class WorkerProcess:
             *self._arguments,
             stdin=asyncio.subprocess.PIPE,
             start_new_session=True,
-            env={"OMP_WAIT_POLICY": WAIT_POLICY, **os.environ},
+            # Not as an argument: a remote's address may hold a password, and everybody can list processes.
+            env={"OMP_WAIT_POLICY": WAIT_POLICY, **os.environ, WORKER_SETTINGS: self._settings_json},
         )
 
     async def wait(self) -> int:

@@ -7,15 +7,16 @@ import asyncio
 import os
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 from keepwarm.compose.clock import MonotonicClock
-from keepwarm.compose.engines import build_engine
+from keepwarm.compose.engines import Engine, build_engine
 from keepwarm.compose.parts import DecisionSink, EngineLimits, build_engine_loop
 from keepwarm.compose.peering import lending
 from keepwarm.compose.settings import EngineSettingsPart
 from keepwarm.core.ids import WorkerId
 from keepwarm.observe.record import DecisionRecord
+from keepwarm.workers.engine_loop import EngineLoop
 from keepwarm.workers.local import LocalWorker
 from keepwarm.workers.runners import ThreadStepRunner
 from keepwarm.workers.server import WorkerServer
@@ -29,18 +30,8 @@ async def local_worker(
 
     Raises MissingExtra, ModelFileError or ConfigurationError when it cannot start.
     """
-    engine = await asyncio.to_thread(build_engine, settings)
-    loop = build_engine_loop(
-        executor=engine.executor,
-        block_store=engine.block_store,
-        limits=EngineLimits(
-            max_batch_tokens=settings.max_batch_tokens,
-            max_running=settings.max_running,
-            retention_bytes=settings.kv_retention_bytes,
-            mirrors_to_host=settings.kv_peer_listen is not None,
-        ),
-        on_decision=on_decision,
-    )
+    # On a thread: it loads a model and may read an index of a million blocks.
+    engine, loop = await asyncio.to_thread(_build, settings, on_decision)
     worker = LocalWorker(
         worker_id=worker_id,
         info=engine.executor.info,
@@ -48,9 +39,35 @@ async def local_worker(
         clock=MonotonicClock(),
         runner=ThreadStepRunner(),
     )
-    async with lending(settings, engine, loop):
+    async with AsyncExitStack() as stack:
+        try:
+            await stack.enter_async_context(lending(settings, engine, loop))
+        except BaseException:
+            loop.close()
+            raise
         worker.start()
         yield worker
+
+
+def _build(settings: EngineSettingsPart, on_decision: DecisionSink) -> tuple[Engine, EngineLoop]:
+    engine = build_engine(settings)
+    try:
+        loop = build_engine_loop(
+            executor=engine.executor,
+            block_store=engine.block_store,
+            limits=EngineLimits(
+                max_batch_tokens=settings.max_batch_tokens,
+                max_running=settings.max_running,
+                retention_bytes=settings.kv_retention_bytes,
+                mirrors_to_host=settings.kv_peer_listen is not None,
+            ),
+            on_decision=on_decision,
+        )
+    except BaseException:
+        engine.executor.close()
+        engine.block_store.close()
+        raise
+    return engine, loop
 
 
 async def run_worker(settings: EngineSettingsPart, endpoint: str, worker_id: WorkerId) -> None:

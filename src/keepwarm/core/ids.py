@@ -13,4 +13,7 @@ TenantId = NewType("TenantId", str)
 WorkerId = NewType("WorkerId", str)
 MoveId = NewType("MoveId", int)
 
+SessionKey = tuple[TenantId, SessionId]
+"""Clients name their sessions: two tenants may use the same name."""
+
 DEFAULT_TENANT = TenantId("default")

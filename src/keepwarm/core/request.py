@@ -43,7 +43,7 @@ class RetentionOutcome(enum.StrEnum):
 
     ACCEPTED = "accepted"
     CLIPPED = "clipped"
-    """Taken for fewer tokens, or a shorter time, than wished: the tenant's budget has no more."""
+    """Taken for fewer tokens than wished: the tenant's budget has no more."""
     EXPIRED = "expired"
     """Its time is over; the blocks go on as if never wished for."""
 

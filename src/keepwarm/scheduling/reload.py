@@ -1,6 +1,6 @@
 """Owns the choice between reloading blocks from lower tiers and prefilling them again.
 
-Never fetches and never measures: prices come from `store.pricing`. Pure. Called by `scheduling.scheduler` for
+Never fetches and never measures: prices come from `store.pricing`. Pure. Called by `scheduling.warming` for
 a waiting request whose prompt goes on below the device.
 """
 

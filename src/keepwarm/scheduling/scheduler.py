@@ -108,9 +108,9 @@ class Scheduler:
         decisions, self._decisions = self._decisions, []
         return decisions
 
-    def next_wake_s(self, now_s: float) -> float | None:
-        """When, after `now_s`, to plan again although nothing happens until then."""
-        return self._warming.next_wake_s(now_s)
+    def next_wake_s(self) -> float | None:
+        """When to plan again although nothing happens until then; it may have passed since the last plan."""
+        return self._warming.next_wake_s()
 
     # ------------------------------------------------------------------ planning
 
@@ -136,7 +136,7 @@ class Scheduler:
             keys = sequence.matchable_keys(self._settings.block_size)
             match = self._blocks.match(keys, now_s)
             if self._is_held(sequence, match):
-                self._warming.on_held(keys[match.num_hits], now_s)
+                self._warming.on_held(keys[match.num_hits], match.num_hits, now_s)
                 continue
             num_hits = self._warming.num_usable_hits(sequence, keys, match, now_s)
             if num_hits is Wait.FOR_BLOCKS:

@@ -10,13 +10,13 @@ from typing import Any
 
 from keepwarm.core.blocks import BlockKey, Tier
 from keepwarm.core.decision import Decision
-from keepwarm.core.ids import MoveId, RequestId
+from keepwarm.core.ids import MoveId, RequestId, SessionKey
 from keepwarm.core.request import Request
 from keepwarm.scheduling.reload import CheaperThanPrefill, Run
 from keepwarm.scheduling.sequence import Sequence
 from keepwarm.store.block import MoveReason, PrefixMatch, Presence
 from keepwarm.store.manager import BlockManager
-from keepwarm.store.prefetch import ExpectedReturn, Place, ReturnAgenda
+from keepwarm.store.prefetch import ExpectedReturn, ReturnAgenda
 from keepwarm.store.pricing import CostModel
 
 MAX_FETCHES = 3
@@ -43,11 +43,12 @@ class Warming:
         self._costs = costs
         self._policy = CheaperThanPrefill()
         self._agenda = ReturnAgenda()
-        self._prefetches: dict[Place, list[MoveId]] = {}
+        self._prefetches: dict[SessionKey, list[MoveId]] = {}
         # For waiting requests, their fetches and the device blocks that they will need afterwards.
         self._fetching: dict[RequestId, tuple[list[MoveId], int]] = {}
         # What was decided last for each request, so as not to say it again in each step.
         self._told: dict[str, int] = {}
+        self._begun_s = 0.0  # what was due then has been looked at
         self._decisions: list[Decision[Any]] = []
 
     # ------------------------------------------------------------------ waiting requests
@@ -84,11 +85,7 @@ class Warming:
         can_wait = num_reserved or self._blocks.num_open_leases
         if can_wait and not self._blocks.has_device_room(num_device_blocks + num_reserved):
             return Wait.FOR_ROOM  # blocks that are fetched too early leave the host before they are read
-        reload_s = float(decision.numbers["reload_s"])
-        prefill_s = self._costs.prefill_s(match.num_hits, num_wanted - match.num_hits)
-        patience_s = UNPRICED_PATIENCE_S if prefill_s is None else prefill_s
-        # Waiting no longer than computing would take costs at most twice the better choice.
-        deadline_s = now_s + max(patience_s, 2 * reload_s, LEAST_PATIENCE_S)
+        deadline_s = now_s + self._patience_s(match.num_hits, num_wanted - match.num_hits)
         nodes = self._blocks.nodes(keys[:num_wanted])[match.num_hits :]
         move_ids = self._blocks.fetcher.fetch(nodes, now_s, MoveReason.FETCH, deadline_s)
         if not move_ids:
@@ -96,6 +93,11 @@ class Warming:
         sequence.num_fetches += 1
         self._fetching[sequence.request.request_id] = (move_ids, num_device_blocks)
         return Wait.FOR_BLOCKS
+
+    def _patience_s(self, first_block: int, num_blocks: int) -> float:
+        """How long blocks may be waited for: no longer than computing them takes."""
+        prefill_s = self._costs.prefill_s(first_block, num_blocks)
+        return UNPRICED_PATIENCE_S if prefill_s is None else max(prefill_s, LEAST_PATIENCE_S)
 
     def _num_reserved(self) -> int:
         """Device blocks that requests will take once their fetch, which is under way, has landed."""
@@ -135,13 +137,15 @@ class Warming:
             return False
         num_found = match.num_hits + match.num_slow_hits
         prefill_s = self._costs.prefill_s(num_found, len(keys) - num_found)
-        if prefill_s is not None and prefill_s <= self._costs.reload_s(tier, 1, now_s):
+        # The question waits behind what is being read, which says nothing against the tier.
+        num_queued = self._traffic.num_queued_blocks(tier)
+        asking_s = self._costs.reload_s(tier, 1, now_s, num_queued_blocks=num_queued)
+        if prefill_s is not None and prefill_s <= asking_s:
             return False
         parent = keys[num_found - 1] if num_found else None
-        patience_s = PROBE_PATIENCE_S
-        if prefill_s is not None:
-            patience_s = min(max(prefill_s, LEAST_PATIENCE_S), PROBE_PATIENCE_S)
-        sequence.probe = self._blocks.fetcher.probe(tier, keys[num_found:], parent, now_s + patience_s)
+        patience_s = min(self._patience_s(num_found, len(keys) - num_found), PROBE_PATIENCE_S)
+        deadline_s = now_s + asking_s + patience_s
+        sequence.probe = self._blocks.fetcher.probe(tier, keys[num_found:], parent, deadline_s)
         return True
 
     def _tell(self, decision: Decision[int], *, is_news: bool) -> None:
@@ -169,33 +173,34 @@ class Warming:
 
     def on_arrival(self, request: Request, now_s: float) -> None:
         """A session is back: what is being fetched for it is wanted, or was a wrong guess."""
-        place = _place_of(request)
-        self._agenda.forget(place)
-        move_ids = self._prefetches.pop(place, ())
+        session = _session_of(request)
+        self._agenda.forget(session)
+        move_ids = self._prefetches.pop(session, ())
         wanted = set(request.prompt_keys)
         for move in self._traffic.fetches() if move_ids else ():
             if move.move_id in move_ids and wanted.isdisjoint(move.keys):
                 self._traffic.cancel(move.move_id)
 
-    def on_held(self, key: BlockKey, now_s: float) -> None:
-        """A request waits for `key`. When a prefetch brings it, the patience of a request counts from now on."""
+    def on_held(self, key: BlockKey, num_hits: int, now_s: float) -> None:
+        """A request waits for `key`, the block after its first `num_hits`.
+
+        When a prefetch brings it, the patience of a request counts from now on.
+        """
         for move in self._traffic.fetches():
             if move.reason is MoveReason.PREFETCH and key in move.keys:
-                first = self._blocks.nodes(move.keys[:1])[0].depth
-                prefill_s = self._costs.prefill_s(first, len(move.keys))
-                patience_s = UNPRICED_PATIENCE_S if prefill_s is None else max(prefill_s, LEAST_PATIENCE_S)
-                self._traffic.hurry(move.move_id, now_s + patience_s)
+                first_block = num_hits - move.keys.index(key)
+                self._traffic.hurry(move.move_id, now_s + self._patience_s(first_block, len(move.keys)))
 
     def on_finished(self, sequence: Sequence, now_s: float) -> None:
         request = sequence.request
         self._told.pop(request.request_id, None)
-        place = _place_of(request)
+        session = _session_of(request)
         if request.session.is_final:
-            self._agenda.forget(place)
+            self._agenda.forget(session)
         elif request.expected_return_s is not None and sequence.keys and self._traffic.slow_tiers:
             slowest = self._traffic.slow_tiers[-1]
             self._agenda.expect(
-                place,
+                session,
                 sequence.keys,
                 now_s=now_s,
                 gap_s=request.expected_return_s,
@@ -204,11 +209,12 @@ class Warming:
 
     def begin(self, now_s: float) -> None:
         """What is due at `now_s`: give up late fetches, set out for expected sessions."""
+        self._begun_s = now_s
         self._traffic.expire(now_s)
         if self._prefetches:
             self._prefetches = {
-                place: move_ids
-                for place, move_ids in self._prefetches.items()
+                session: move_ids
+                for session, move_ids in self._prefetches.items()
                 if any(map(self._traffic.is_in_flight, move_ids))
             }
         for expected in self._agenda.take_due(now_s):
@@ -221,7 +227,7 @@ class Warming:
         if not match.num_slow_hits or not runs:
             return
         decision = self._policy.decide(
-            expected.place[1],
+            expected.session[1],
             runs,
             num_device_blocks=match.num_hits,
             num_blocks=len(keys),
@@ -231,12 +237,12 @@ class Warming:
         nodes = self._blocks.nodes(keys[: match.num_hits + decision.choice])[match.num_hits :]
         move_ids = self._blocks.fetcher.fetch(nodes, now_s, MoveReason.PREFETCH, expected.deadline_s)
         if move_ids:
-            self._prefetches[expected.place] = move_ids
+            self._prefetches[expected.session] = move_ids
             self._decisions.append(
                 Decision(
                     policy="expected-return@1",
                     kind="prefetch",
-                    subject=expected.place[1],
+                    subject=expected.session[1],
                     choice=decision.choice,
                     reason="the session is expected back and its blocks are on a slow tier",
                     numbers={**decision.numbers, "deadline_s": round(expected.deadline_s, 6)},
@@ -247,15 +253,17 @@ class Warming:
         decisions, self._decisions = self._decisions, []
         return decisions
 
-    def next_wake_s(self, now_s: float) -> float | None:
-        """When, after `now_s`, `begin` has something to do although nothing else happens until then."""
+    def next_wake_s(self) -> float | None:
+        """When `begin` has something to do again, although nothing else happens until then."""
         instants = (
             self._traffic.next_deadline_s(),
             self._agenda.next_start_s(),
             *self._blocks.saver.retry_instants_s(),
         )
-        return min((instant for instant in instants if instant is not None and instant > now_s), default=None)
+        return min(
+            (instant for instant in instants if instant is not None and instant > self._begun_s), default=None
+        )
 
 
-def _place_of(request: Request) -> Place:
+def _session_of(request: Request) -> SessionKey:
     return request.tenant_id, request.session.session_id

@@ -132,9 +132,9 @@ class Simulation:
 
     def _wake_later(self, worker: SimulatedWorker) -> None:
         """Plan again when something is due although nothing ends or arrives."""
-        due_s = self._alarms[worker.worker_id] = worker.engine.next_wake_s(self.now_s)
+        due_s = self._alarms[worker.worker_id] = worker.engine.next_wake_s()
         if due_s is not None:
-            self._at(due_s, _ENDS, lambda: self._ring(worker, due_s))
+            self._at(max(due_s, self.now_s), _ENDS, lambda: self._ring(worker, due_s))
 
     def _ring(self, worker: SimulatedWorker, due_s: float) -> None:
         """Wake `worker`, unless what was due has been settled or put off meanwhile."""

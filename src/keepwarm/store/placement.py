@@ -1,7 +1,7 @@
 """Owns the copies of findable blocks: which tier and place holds each, what leaves a tier, and moves in memory.
 
 Never knows about requests or leases beyond a pin count, never touches bytes, and never plans work on disk or
-remote (`store.traffic` does). Called by `store.manager` and `store.traffic`.
+remote (`store.saving` and `store.fetching` do). Called by those two, `store.traffic` and `store.manager`.
 
 A block leaves the device only when nobody pins it and no child of it is there. It leaves any other tier only
 when no child would then be on a faster level than itself. So what is findable is always a set of prefixes,
@@ -35,7 +35,7 @@ class PlacementCounters:
     """Blocks that left the last tier that held them."""
     num_failed_moves: int = 0
     wasted_blocks: dict[MoveReason, int] = field(default_factory=dict)
-    """Blocks fetched into memory that left it, or never came, before anybody read them."""
+    """Blocks fetched into memory that nobody read: they left it before, or came too late."""
 
 
 class Placement:

@@ -34,7 +34,9 @@ class Arrival:
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """One block. Copies and links are mutated by PrefixTree, the rest by `store.placement` and `store.manager`."""
+    """One block. Copies and links are mutated by PrefixTree, `youth_s` by `store.retention`, the rest by
+    `store.placement`, `store.manager`, and for moves in the background `store.saving` and `store.fetching`.
+    """
 
     key: BlockKey
     parent: "Node | None"
@@ -51,7 +53,7 @@ class Node:
     previous_sibling: "Node | None" = None
     num_leases: int = 0
     num_readers: int = 0
-    """Moves in the background that read the host copy."""
+    """Who reads the host copy in the background, or needs it to stay while room is made beside it."""
     arriving: Tier | None = None
     """Tier of a copy whose bytes are still on their way; unreadable until the move completes."""
     arrival: Arrival | None = None

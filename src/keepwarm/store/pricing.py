@@ -1,7 +1,7 @@
 """Owns what it costs to have blocks again: reloading from a tier, or prefilling. Both measured online.
 
 Never measures and never reads a clock: durations come in. Fed by `workers.engine_loop`, asked by
-`scheduling.scheduler` and `store.prefetch`.
+`scheduling.warming` and `scheduling.reload`.
 """
 
 from collections.abc import Mapping

@@ -112,6 +112,13 @@ class RetentionLedger:
     def _schedule(self, loan: _Loan, expires_s: float) -> None:
         loan.expires_s = loan.scheduled_s = expires_s
         heapq.heappush(self._expiries, (expires_s, next(self._counter), loan.node.key))
+        if len(self._expiries) > 2 * len(self._loans) + 64:  # blocks that were dropped left theirs behind
+            self._expiries = [row for row in self._expiries if self._is_live(row)]
+            heapq.heapify(self._expiries)
+
+    def _is_live(self, row: tuple[float, int, BlockKey]) -> bool:
+        loan = self._loans.get(row[2])
+        return loan is not None and loan.scheduled_s == row[0]
 
     def _end(self, loan: _Loan) -> None:
         del self._loans[loan.node.key]

@@ -58,8 +58,13 @@ class Saver:
             if tier not in node.copies:
                 queue[node.key] = label
                 if len(queue) > self._longest_queue:  # the tier is out of service for long
-                    self._to_save[tier] = {key: queue[key] for key in queue if key in self._placement.tree}
-                    self._longest_queue = max(self._longest_queue, 2 * len(self._to_save[tier]))
+                    self._to_save[tier] = {
+                        key: label for key, label in queue.items() if self._is_in_memory(key)
+                    }
+
+    def _is_in_memory(self, key: BlockKey) -> bool:
+        node = self._placement.tree.get(key)
+        return node is not None and node.level <= LEVELS[Tier.HOST]
 
     @property
     def num_unsaved(self) -> int:

@@ -25,6 +25,8 @@ class _UnderWay:
     nodes: list[Node]
     """Blocks of a move, in the order of its keys."""
     deadline_s: float | None
+    is_awaited: bool
+    """Whether a request waits for it, so that its tier is judged by its deadline."""
 
 
 class Traffic:
@@ -79,7 +81,8 @@ class Traffic:
 
     def send(self, task: BackgroundTask, nodes: list[Node]) -> None:
         """Have `task` run; `nodes` are the blocks of a move."""
-        self._under_way[task.move_id] = _UnderWay(task, nodes, task.deadline_s)
+        is_awaited = isinstance(task, Probe) or task.reason is MoveReason.FETCH
+        self._under_way[task.move_id] = _UnderWay(task, nodes, task.deadline_s, is_awaited)
         self._new_tasks.append(task)
         self.health[_side_of(task)].on_sent()
 
@@ -121,6 +124,7 @@ class Traffic:
     def hurry(self, move_id: MoveId, deadline_s: float) -> None:
         """Somebody waits for this task now: give up on it at `deadline_s` at the latest."""
         row = self._under_way[move_id]
+        row.is_awaited = True
         if row.deadline_s is None or deadline_s < row.deadline_s:
             row.deadline_s = deadline_s
 
@@ -133,7 +137,7 @@ class Traffic:
             if row.deadline_s is None or row.deadline_s > now_s:
                 continue
             self.cancel(row.task.move_id)
-            if isinstance(row.task, Probe) or row.task.reason is MoveReason.FETCH:
+            if row.is_awaited:
                 self._judge(row.task, now_s, "no answer within the time that it was worth waiting")
 
     def next_deadline_s(self) -> float | None:
@@ -147,8 +151,10 @@ class Traffic:
         self.cancelled.discard(task.move_id)
         if outcome.error:
             self.num_errors[_side_of(task)[0]] += 1
-        if is_cancelled and not outcome.error and not outcome.reads and not isinstance(task, Probe):
-            self.health[_side_of(task)].on_withdrawn()  # it never came to ask the tier
+        if is_cancelled and not outcome.error:
+            self.health[
+                _side_of(task)
+            ].on_withdrawn()  # it may never have come to ask the tier, or came too late
         else:
             self._judge(task, now_s, outcome.error)
         return row.nodes, is_cancelled

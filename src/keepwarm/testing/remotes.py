@@ -1,4 +1,4 @@
-"""Owns what tests and benches of remote tiers talk to: a real Redis server, and servers in a thread's event loop.
+"""Owns what tests, benches and the demo talk to: a real Redis server, and servers in a thread's event loop.
 
 Never mocks a protocol: `RedisServer` is the system's own server in a process, without persistence.
 """
@@ -31,7 +31,7 @@ class RedisServer:
         binary = shutil.which("redis-server") or shutil.which("valkey-server")
         if binary is None:
             raise FileNotFoundError(
-                "these tests need a Redis server: install it with `apt-get install redis-server` "
+                "this needs a Redis server: install it with `apt-get install redis-server` "
                 "(or `valkey-server`)"
             )
         self._binary = binary

@@ -163,9 +163,9 @@ class EngineLoop:
                 self._costs.on_read(task.source, outcome.num_bytes, outcome.duration_s, now_s)
         return self.take_events(now_s)
 
-    def next_wake_s(self, now_s: float) -> float | None:
-        """When, after `now_s`, to begin again although nothing ends or arrives until then."""
-        return self._scheduler.next_wake_s(now_s)
+    def next_wake_s(self) -> float | None:
+        """When to begin again although nothing ends or arrives until then; it may have passed since `begin`."""
+        return self._scheduler.next_wake_s()
 
     @property
     def is_settled(self) -> bool:

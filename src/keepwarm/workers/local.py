@@ -196,7 +196,7 @@ class LocalWorker:
         """Wake the loop when something is due although nothing ends or arrives."""
         if self._alarm:
             self._alarm.cancel()
-        due_s = self._engine.next_wake_s(self._clock.now_s())
+        due_s = self._engine.next_wake_s()
         self._alarm = asyncio.create_task(self._wake_at(due_s)) if due_s is not None else None
 
     async def _wake_at(self, due_s: float) -> None:

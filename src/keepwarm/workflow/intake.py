@@ -10,13 +10,13 @@ from typing import Any
 from keepwarm.core.blocks import Namespace, extend_chain
 from keepwarm.core.decision import Decision
 from keepwarm.core.errors import ModelNotFound
-from keepwarm.core.ids import RequestId, WorkerId
+from keepwarm.core.ids import RequestId, SessionKey, WorkerId
 from keepwarm.core.request import Request
 from keepwarm.engine.executor import ModelInfo
 from keepwarm.routing.router import Router
 from keepwarm.workflow.draft import Draft
 from keepwarm.workflow.lineage import PromptTrail
-from keepwarm.workflow.returns import Place, ReturnTimes
+from keepwarm.workflow.returns import ReturnTimes
 from keepwarm.workflow.sessions import SessionTable
 
 
@@ -36,7 +36,7 @@ class Intake:
         self._new_request_id = new_request_id
         self._on_decision = on_decision
         self._returns = ReturnTimes()
-        self._open: dict[RequestId, Place] = {}
+        self._open: dict[RequestId, SessionKey] = {}
 
     def accept(self, draft: Draft, now_s: float) -> tuple[Request, WorkerId]:
         """The request made of `draft` and the worker it must be sent to.

@@ -8,9 +8,7 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from statistics import median
 
-from keepwarm.core.ids import SessionId, TenantId
-
-Place = tuple[TenantId, SessionId]
+from keepwarm.core.ids import SessionKey
 
 LEAST_GAPS = 3
 """Fewer gaps than these say nothing yet."""
@@ -29,12 +27,12 @@ class ReturnTimes:
 
     def __init__(self, *, max_sessions: int = 10_000) -> None:
         self._max_sessions = max_sessions
-        self._past: OrderedDict[Place, _Past] = OrderedDict()
+        self._past: OrderedDict[SessionKey, _Past] = OrderedDict()
         self._all_gaps_s: deque[float] = deque(maxlen=_MAX_ALL_GAPS)
 
-    def on_arrival(self, place: Place, now_s: float) -> None:
-        past = self._past.setdefault(place, _Past())
-        self._past.move_to_end(place)
+    def on_arrival(self, session: SessionKey, now_s: float) -> None:
+        past = self._past.setdefault(session, _Past())
+        self._past.move_to_end(session)
         if past.finished_s is not None:
             gap_s = now_s - past.finished_s
             past.gaps_s.append(gap_s)
@@ -43,13 +41,13 @@ class ReturnTimes:
         while len(self._past) > self._max_sessions:
             self._past.popitem(last=False)
 
-    def on_finished(self, place: Place, now_s: float) -> None:
-        if past := self._past.get(place):
+    def on_finished(self, session: SessionKey, now_s: float) -> None:
+        if past := self._past.get(session):
             past.finished_s = now_s
 
-    def expected_s(self, place: Place) -> float | None:
+    def expected_s(self, session: SessionKey) -> float | None:
         """Median gap of the session, or of all sessions while it has few; None while nobody has enough."""
-        past = self._past.get(place)
+        past = self._past.get(session)
         for gaps_s in (past.gaps_s if past else (), self._all_gaps_s):
             if len(gaps_s) >= LEAST_GAPS:
                 return median(gaps_s)

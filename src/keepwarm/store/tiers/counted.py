@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from keepwarm.core.blocks import BlockKey, Tier
 from keepwarm.store.block import BackgroundTask, Move, Probe
-from keepwarm.store.record import NO_PARENT, BlockRead
+from keepwarm.store.record import BlockRead
 from keepwarm.store.tiers.base import MoveOutcome, TaskOutcome, TierFacts
 from keepwarm.store.tiers.keyed import StoredEntry
 
@@ -31,7 +31,7 @@ class CountedBlockStore:
         self._bytes_per_s = bytes_per_s
         self._slow_tiers = dict(slow_tiers or {})
         self._slow_bytes_per_s = slow_bytes_per_s
-        self._contents = contents or {tier: {} for tier in self._slow_tiers}
+        self._contents = {tier: {} for tier in self._slow_tiers} if contents is None else contents
 
     @property
     def block_bytes(self) -> int:
@@ -65,7 +65,7 @@ class CountedBlockStore:
         held = self._contents[task.target]
         for key in task.drops:
             held.pop(key, None)
-        held.update((label.key, label.parent or NO_PARENT) for label in task.labels)
+        held.update((label.key, label.parent) for label in task.labels)
         return self._outcome(len(task.keys), stored_bytes=(self._block_bytes,) * len(task.keys))
 
     def _outcome(

@@ -1,7 +1,7 @@
 """Owns HostArena: the memory of the host tier, one anonymous mapping cut into block slots.
 
-Never knows what a slot holds. Read and written by `store.tiers.local` only. Pages cost memory from their
-first use on, so an unused budget is free.
+Never knows what a slot holds. Read and written by `store.tiers.local`, lent from by `workers.lending`.
+Pages cost memory from their first use on, so an unused budget is free.
 """
 
 import contextlib

@@ -100,7 +100,8 @@ class LocalBlockStore:
         error: str | None = None
         try:
             if isinstance(task, Probe):
-                num_leading = self._keyed[task.tier].num_leading(task.keys)
+                if not is_cancelled():
+                    num_leading = self._keyed[task.tier].num_leading(task.keys)
             elif task.target is Tier.HOST:
                 self._read(task, reads, is_cancelled)
             else:

@@ -59,7 +59,8 @@ def recover(
         if not contents.is_sealed and not is_read_only:
             file_bytes = contents.end + len(contents.entries) + TAIL_BYTES
         index.load_segment(number, contents.entries, file_bytes)
-        last = number, contents
+        if contents.entries:  # else it could not be read, and must be left alone
+            last = number, contents
     index.finish_loading()
     return Recovered((numbers[-1] if numbers else 0) + 1, last, num_scanned, lost_bytes)
 

@@ -93,9 +93,9 @@ class DiskTier:
     ) -> "DiskTier":
         """Make or open the tier in `folder`, with a budget of `capacity_bytes`, and lock it until `close`.
 
-        New blocks are packed by `codec`; `codecs` are all that stored ones may need, by id. What a larger budget
-        left is removed, oldest first. Raises ConfigurationError: the folder is not ours, holds other blocks, is
-        in use or unusable, or the budget is too small.
+        New blocks are packed by `codec`; `codecs` are all that stored ones may need, by id. Of what a larger
+        budget left, segments too large to be compacted are removed, then the oldest. Raises ConfigurationError:
+        the folder is not ours, holds other blocks, is in use or unusable, or the budget is too small.
         """
         files = files or Files()
         space = divide(folder, identity, capacity_bytes, segment_bytes)

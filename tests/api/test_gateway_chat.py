@@ -244,7 +244,7 @@ async def test_identity_hints_tenant_and_reuse_arrive() -> None:
     )
     draft = source.drafts[0]
     assert (draft.identity.session_id, draft.identity.source) == ("s1", SessionSource.HEADER)
-    assert (draft.tenant_id, draft.cache_salt) == ("acme", "acme")
+    assert (draft.tenant_id, draft.cache_salt) == ("acme", "4:acme:")
     assert (draft.hints.priority, draft.hints.strict_priority) == (-3, 2)
     assert draft.hints.num_expected_output_tokens == 40
     assert draft.reuse is Reuse.OFF
@@ -253,7 +253,7 @@ async def test_identity_hints_tenant_and_reuse_arrive() -> None:
         "k",
         SessionSource.HINT,
     )
-    assert (source.drafts[1].cache_salt, source.drafts[1].reuse) == ("pepper", Reuse.ON)
+    assert (source.drafts[1].cache_salt, source.drafts[1].reuse) == ("0::pepper", Reuse.ON)
 
 
 async def test_text_parts_render_like_the_string() -> None:

@@ -113,6 +113,9 @@ def test_a_salt_never_shares_more_than_header_or_body_asked_for() -> None:
         salt("b", "a"),
         salt("ab", "c"),
         salt("a", "bc"),
+        salt("", "a"),
+        salt("", "1:a:"),
+        salt("", "1:a:b"),
     ]
     assert salts[0] == ""
     assert len(set(salts)) == len(salts)

@@ -171,7 +171,6 @@ def test_a_smaller_budget_gives_up_the_oldest(tmp_path: Path) -> None:
     kept = readable(tier, range(60))
     assert kept == set(range(60 - len(kept), 60))
     assert len(kept) * 640 > BUDGET // 4
-    assert tier.stat().live_bytes <= tier.capacity_bytes
     tier.close()
 
 

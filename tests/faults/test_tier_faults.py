@@ -241,6 +241,8 @@ async def live(world: World, *, with_kill: bool) -> None:
     assert not out
     assert stats.num_unsaved_blocks == 0
     world.engine.blocks.check_invariants()
+    on_disk = {key for tier, key in world.memory.stored if tier is Tier.DISK}
+    assert on_disk <= world.engine.blocks.expected_on_disk(), "the disk keeps what nobody knows of"
     await world._count()
     await world.worker.close()
 

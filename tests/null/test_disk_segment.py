@@ -111,11 +111,3 @@ def test_a_segment_that_goes_takes_its_blocks_along() -> None:
     index.remove_segment(2)
     assert index.locate([A, B]) == [None, location_of(1, 148 << 32 | 100)]
     assert (index.live_bytes, index.file_bytes) == (140, 500)
-
-
-def test_the_oldest_are_forgotten_first() -> None:
-    index = loaded()
-    index.forget_oldest(200)
-    assert A in index
-    assert B not in index
-    assert index.live_bytes == 140

@@ -192,6 +192,7 @@ def test_every_request_gets_the_tokens_it_would_get_alone(
             break
     assert len(ends) == len(rows), "every accepted request ends"
     assert not background.tasks
+    assert {key for tier, key in memory.stored if tier is Tier.DISK} <= blocks.expected_on_disk()
     assert blocks.num_open_leases == 0
     for index, (_, prompt, max_tokens, _, _) in enumerate(rows):
         expected = reference_output(prompt, max_tokens, num_device * BLOCK_SIZE)

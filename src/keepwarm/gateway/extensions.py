@@ -89,7 +89,8 @@ def salt_of(headers: Mapping[str, str], nvext: Nvext | None, cache_salt: str | N
     """
     tenant = usable_id(headers.get("x-tenant-id")) or ""
     salt = (nvext.cache_salt if nvext is not None else None) or cache_salt or ""
-    return f"{len(tenant)}:{tenant}:{salt}" if tenant and salt else tenant or salt
+    # Both parts always have their place, so that no body can name what a header stands for.
+    return f"{len(tenant)}:{tenant}:{salt}" if tenant or salt else ""
 
 
 def reuse_of(options: KeepwarmOptions | None) -> Reuse:

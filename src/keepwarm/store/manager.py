@@ -103,12 +103,22 @@ class BlockManager:
             placement.stored_bytes[tier] += loaded.num_bytes
             for node in loaded.changed:
                 placement.update(node)
+            if tier is Tier.DISK:
+                placement.drops += loaded.left_out
+                self._forget_beyond_capacity(tier)
             if loaded.num_copies >= MANY_BLOCKS:
                 gc.freeze()
         finally:
             if was_enabled:
                 gc.enable()
         return loaded.num_copies
+
+    def _forget_beyond_capacity(self, tier: Tier) -> None:
+        """Blocks that were dropped come back with a restart: more may be there than the tier is to hold."""
+        capacity_bytes = self.traffic.tiers[tier].capacity_bytes
+        while capacity_bytes is not None and self._placement.stored_bytes[tier] > capacity_bytes:
+            if not self._placement.forget_one(tier):
+                break
 
     # ------------------------------------------------------------------ reading
 
@@ -344,6 +354,11 @@ class BlockManager:
             self.fetcher.land(task, nodes, outcome)
         else:
             self.saver.land(task, nodes, outcome)
+
+    def expected_on_disk(self) -> set[BlockKey]:
+        """What the disk tier should hold while no save is under way, with what it has yet to be told to forget."""
+        on_disk = {node.key for node in self._placement.tree if Tier.DISK in node.copies}
+        return on_disk | set(self._placement.drops)
 
     def check_invariants(self) -> None:
         """Raise RuntimeError when slots leak, are used twice, or the tree is inconsistent."""

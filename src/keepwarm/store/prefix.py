@@ -85,6 +85,8 @@ class Loaded:
     """What the new copies take, and what known ones now take more."""
     changed: Iterable[Node]
     """Blocks that may leave a tier now and could not before, or the reverse."""
+    left_out: list[BlockKey]
+    """Blocks that nothing leads to."""
 
 
 class PrefixTree:
@@ -163,9 +165,9 @@ class PrefixTree:
                         changed[node.parent.key] = node.parent
                 if waiting and key in waiting:
                     ready += waiting.pop(key)
-        if is_short:
-            return Loaded(num_copies, num_bytes, [node for node in self if node.first_child is None])
-        return Loaded(num_copies, num_bytes, changed.values())
+        left_out = [entry.key for orphans in waiting.values() for entry in orphans]
+        leaves = [node for node in self if node.first_child is None] if is_short else changed.values()
+        return Loaded(num_copies, num_bytes, leaves, left_out)
 
     def remove(self, node: Node) -> None:
         """Forget a block that has no copies and no children."""

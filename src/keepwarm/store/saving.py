@@ -187,14 +187,19 @@ class Saver:
         stored: list[BlockKey] = []
         for index, node in enumerate(nodes):
             node.num_readers -= 1
-            if placement.tree.get(node.key) is not node:
-                continue
+            is_known = placement.tree.get(node.key) is node
             if index < len(outcome.stored_bytes):
-                if node.parent is None or node.parent.level <= LEVELS[move.target]:
+                if is_known and (node.parent is None or node.parent.level <= LEVELS[move.target]):
                     placement.add_copy(node, move.target, outcome.stored_bytes[index])
                     stored.append(node.key)
-                self._to_save[move.target].pop(node.key, None)
-            placement.update(node)
+                elif move.target is Tier.DISK:
+                    placement.drops.append(
+                        node.key
+                    )  # it left the tree meanwhile, and the tier must not keep it
+                if is_known:
+                    self._to_save[move.target].pop(node.key, None)
+            if is_known:
+                placement.update(node)
         if outcome.error and move.drops:
             placement.drops = [*move.drops, *placement.drops]
         placement.bound_remote()

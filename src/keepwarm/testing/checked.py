@@ -104,6 +104,11 @@ class CheckedMemory:
             )
         for key in task.drops:
             self.stored.pop((task.target, key), None)
+        capacity_bytes = self.slow_tiers[task.target].capacity_bytes
+        held_bytes = self.record_bytes * sum(tier is task.target for tier, _ in self.stored)
+        if capacity_bytes is not None and held_bytes + len(task.keys) * self.record_bytes > capacity_bytes:
+            # A tier that is told to hold more than it may has not been told what to forget.
+            return TaskOutcome(duration_s=fault.duration_s, error="full: told to hold more than its capacity")
         for label, slot in list(zip(task.labels, task.source_slots, strict=True))[:fails_after]:
             self.stored[task.target, label.key] = list(self.slots[Tier.HOST, slot])
             self.parents[label.key] = label.parent

@@ -43,7 +43,10 @@ class KeyedTier(Protocol):
         ...
 
     def entries(self) -> Iterable[StoredEntry]:
-        """What it holds now, oldest first, read once at the start; empty where asking is too dear."""
+        """What it holds now, oldest first, read once at the start; empty where asking is too dear.
+
+        It may be more than `capacity_bytes`: the caller drops what is too much.
+        """
         ...
 
     def num_leading(self, keys: Sequence[BlockKey]) -> int:

@@ -135,15 +135,6 @@ class DiskIndex:
                 use.live_bytes = live[number]
             self._live_bytes = sum(live.values())
 
-    def forget_oldest(self, most_bytes: int) -> None:
-        """Forget blocks until the others take at most `most_bytes`."""
-        if self._live_bytes <= most_bytes:
-            return
-        for key, _ in self.blocks():
-            if self._live_bytes <= most_bytes:
-                break
-            self.forget([key])
-
     def add_segment(self, number: int) -> None:
         with self._lock:
             self._uses[number] = SegmentUse(OVERHEAD_BYTES, 0)

@@ -131,7 +131,6 @@ class DiskTier:
         # A medium that cannot be written now can still be read, and may be written later.
         with contextlib.suppress(OSError):
             compactor.remove_oldest()
-        index.forget_oldest(space.capacity_bytes)
         with contextlib.suppress(OSError):
             if recovered.last is not None:
                 appender.resume(*recovered.last)

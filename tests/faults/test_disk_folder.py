@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 from test_disk_rig import BUDGET, IDENTITY, RAW, bytes_on_disk, open_tier, readable, segment_files, store
 
-from keepwarm.core.errors import ConfigurationError, TierFull
+from keepwarm.core.errors import ConfigurationError, TierFull, TierUnavailable
 from keepwarm.store.record import BlockRead
 from keepwarm.store.tiers.disk.folder import LOCK_NAME
 from keepwarm.store.tiers.disk.identity import MANIFEST_NAME, DiskIdentity, read_identity
@@ -189,3 +190,20 @@ def test_larger_segments_of_an_earlier_setting_still_fit_the_budget(tmp_path: Pa
         store(tier, [number])
         assert bytes_on_disk(tmp_path) <= BUDGET
     tier.close()
+
+
+@pytest.mark.parametrize("is_made_anew", [False, True])
+def test_a_folder_that_was_removed_meanwhile_is_not_written_to(tmp_path: Path, is_made_anew: bool) -> None:
+    folder = tmp_path / "kv"
+    tier = open_tier(folder)
+    store(tier, range(4))
+    shutil.rmtree(folder)
+    other = open_tier(folder) if is_made_anew else None
+    with pytest.raises(TierUnavailable, match="removed, or made anew"):
+        store(tier, range(10, 12))
+    if other:
+        store(other, range(20, 22))
+        assert readable(other, range(30)) == {20, 21}
+        other.close()
+    tier.close()
+    assert folder.exists() == is_made_anew

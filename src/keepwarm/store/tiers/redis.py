@@ -171,7 +171,7 @@ class RedisTier:
                 yield connection
         except (redis.RedisError, OSError, Garbled) as error:
             raise TierUnavailable(
-                f"{self._place} cannot be used: {error or type(error).__name__}. It is asked again later; "
+                f"{self._place} cannot be used: {_reason(error)}. It is asked again later; "
                 f"check that it runs, that the address is right and that it answers within {self._timeout_s:g} s"
             ) from error
 
@@ -198,3 +198,7 @@ def _command(*words: bytes) -> bytes:
 
 def _error_code(error: redis.ResponseError) -> str:
     return str(error).partition(" ")[0]
+
+
+def _reason(error: Exception) -> str:
+    return str(error).rstrip(".") or type(error).__name__

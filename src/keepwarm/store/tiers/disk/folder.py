@@ -85,6 +85,15 @@ def _lock(folder: Path, files: Files) -> int:
     return fd
 
 
+def is_still_ours(folder: Path, lock_fd: int) -> bool:
+    """Whether the lock in the folder is the one that is held: the folder may have been removed, or made anew."""
+    try:
+        held, there = os.fstat(lock_fd), os.stat(folder / LOCK_NAME)
+    except OSError:
+        return False
+    return (held.st_dev, held.st_ino) == (there.st_dev, there.st_ino)
+
+
 def _holder(fd: int, files: Files) -> str:
     try:
         text = bytes(files.read_bytes(fd, 32, 0)).decode("ascii", "replace").strip()

@@ -23,7 +23,7 @@ from keepwarm.store.record import BlockLabel, BlockRead, is_sound
 from keepwarm.store.tiers.disk.appender import Appender, FsyncPolicy
 from keepwarm.store.tiers.disk.compaction import Compactor
 from keepwarm.store.tiers.disk.files import Files, tier_error
-from keepwarm.store.tiers.disk.folder import claim_folder
+from keepwarm.store.tiers.disk.folder import claim_folder, is_still_ours
 from keepwarm.store.tiers.disk.identity import DiskIdentity, read_identity
 from keepwarm.store.tiers.disk.index import (
     DiskIndex,
@@ -361,6 +361,11 @@ class DiskTier:
         self._check_open()
         if self._writer is None:
             raise TierFull(f"disk tier in {self._folder} was opened for reading only.")
+        if self._lock_fd is not None and not is_still_ours(self._folder, self._lock_fd):
+            raise TierUnavailable(
+                f"the folder {self._folder} of the disk tier was removed, or made anew by another process. "
+                "Nothing more is written there; restart this server to use it again."
+            )
         return self._writer
 
     def _check_open(self) -> None:

@@ -91,8 +91,7 @@ class WorkerProcess:
         """For start-up: fail when the process ends before it ever answered."""
         code = await self.wait()
         raise ConfigurationError(
-            f"the worker process ended with {_ending(code)} while starting; its message is above. "
-            "Check the model and the settings with: keepwarm doctor"
+            f"the worker process ended with {_ending(code)} while starting; what it said above is the reason."
         )
 
 

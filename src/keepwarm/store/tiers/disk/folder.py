@@ -73,7 +73,7 @@ def _lock(folder: Path, files: Files) -> int:
         holder = _holder(fd, files)
         files.close(fd)
         raise FolderInUse(
-            f"{folder} is in use by {holder}. Stop that process, or give this one another folder with --kv-disk."
+            f"{folder} is in use by {holder}. Stop the server that it belongs to, or use another folder."
         ) from None
     except OSError as error:
         files.close(fd)

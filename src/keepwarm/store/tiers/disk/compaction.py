@@ -94,11 +94,21 @@ class Compactor:
             if number != self._appender.growing_number:
                 self._remove(number)
 
-    def remove_oldest(self) -> None:
-        """Remove segments that a larger budget left, oldest first, until the reserve is free. Raises OSError."""
+    def free_reserve(self) -> None:
+        """Make the reserve free again at a start: by compacting, else by removing the oldest segments.
+
+        A kill in the middle of compacting leaves blocks twice, which compacting mends without loss; what a larger
+        budget left may not be mendable. Raises OSError.
+        """
+        if self._index.file_bytes <= self._writable_bytes:
+            return
+        with contextlib.suppress(TierFull):
+            self.make_room(0)
         for number in self._index.segment_numbers():
             if self._index.file_bytes <= self._writable_bytes:
                 return
+            if number == self._appender.growing_number:
+                self._appender.seal()
             self._remove(number)
 
     def _compact(self, number: int) -> None:

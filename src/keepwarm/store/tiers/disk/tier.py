@@ -130,10 +130,10 @@ class DiskTier:
         )
         # A medium that cannot be written now can still be read, and may be written later.
         with contextlib.suppress(OSError):
-            compactor.remove_oldest()
-        with contextlib.suppress(OSError):
             if recovered.last is not None:
                 appender.resume(*recovered.last)
+        with contextlib.suppress(OSError):
+            compactor.free_reserve()
         writer = Writer(folder, identity, index, appender, compactor, space, codec)
         return cls(
             folder,

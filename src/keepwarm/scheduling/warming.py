@@ -114,11 +114,12 @@ class Warming:
 
     def _runs(self, keys: list[BlockKey], match: PrefixMatch, now_s: float) -> list[Run]:
         """The findable blocks below the device, by the tier they would come from."""
-        if not match.num_slow_hits and not self._blocks.num_slots(Tier.HOST):
-            return []
-        nodes = self._blocks.nodes(keys[: match.num_hits + match.num_slow_hits])
+        num_found = match.num_hits + match.num_slow_hits
+        num_device = self._blocks.num_on_device(keys[: match.num_hits])
+        if num_device == num_found:
+            return []  # the common case, told without looking at each block
         counts: list[tuple[Tier, int]] = []
-        for node in nodes[self._blocks.num_on_device(keys[: match.num_hits]) :]:
+        for node in self._blocks.nodes(keys[:num_found])[num_device:]:
             tier = Tier.HOST if Tier.HOST in node.copies else self._traffic.source_of(node, now_s)
             if tier is None:
                 break

@@ -119,19 +119,14 @@ class Fetcher:
         late: list[Node] = []
         arrived: list[BlockKey] = []
         for node, slot, read in zip(nodes, move.target_slots, reads, strict=True):
-            is_wanted = (
-                placement.tree.get(node.key) is node
-                and node.arriving is Tier.HOST
-                and node.copies.get(Tier.HOST) == slot
-            )
+            is_wanted = placement.tree.get(node.key) is node and node.awaits_host_slot(slot)
             if read is BlockRead.OK and is_wanted:
                 node.arriving = None
                 node.arrival = Arrival(move.source, move.reason)
                 placement.update(node)
                 arrived.append(node.key)
             elif read is BlockRead.OK:
-                wasted = placement.counters.wasted_blocks
-                wasted[move.reason] = wasted.get(move.reason, 0) + 1
+                placement.counters.wasted_blocks[move.reason] += 1
             else:
                 if is_wanted:
                     late.append(node)

@@ -9,6 +9,7 @@ on each level of tiers.
 """
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -34,7 +35,7 @@ class PlacementCounters:
     num_dropped_blocks: int = 0
     """Blocks that left the last tier that held them."""
     num_failed_moves: int = 0
-    wasted_blocks: dict[MoveReason, int] = field(default_factory=dict)
+    wasted_blocks: Counter[MoveReason] = field(default_factory=Counter)
     """Blocks fetched into memory that nobody read: they left it before, or came too late."""
 
 
@@ -305,8 +306,7 @@ class Placement:
         elif tier is Tier.HOST:
             self.pools[tier].give_back([place])
             if node.arrival:
-                wasted = self.counters.wasted_blocks
-                wasted[node.arrival.reason] = wasted.get(node.arrival.reason, 0) + 1
+                self.counters.wasted_blocks[node.arrival.reason] += 1
                 node.arrival = None
         else:
             self.stored_bytes[tier] -= place

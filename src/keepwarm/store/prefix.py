@@ -71,6 +71,10 @@ class Node:
             yield child
             child = child.next_sibling
 
+    def awaits_host_slot(self, slot: int) -> bool:
+        """Whether the block still waits for the bytes that a background move brings to host `slot`."""
+        return self.arriving is Tier.HOST and self.copies.get(Tier.HOST) == slot
+
     def level_without(self, tier: Tier) -> int:
         """Level after losing the copy on `tier`."""
         return min((LEVELS[other] for other in self.copies if other is not tier), default=NO_COPY)

@@ -193,9 +193,8 @@ class Saver:
                     placement.add_copy(node, move.target, outcome.stored_bytes[index])
                     stored.append(node.key)
                 elif move.target is Tier.DISK:
-                    placement.drops.append(
-                        node.key
-                    )  # it left the tree meanwhile, and the tier must not keep it
+                    # It left the tree meanwhile, and the tier must not keep it.
+                    placement.drops.append(node.key)
                 if is_known:
                     self._to_save[move.target].pop(node.key, None)
             if is_known:

@@ -118,7 +118,7 @@ class Traffic:
         row.deadline_s = None
         if isinstance(row.task, Move) and row.task.target is Tier.HOST:
             for node, slot in zip(row.nodes, row.task.target_slots, strict=True):
-                if node.arriving is Tier.HOST and node.copies.get(Tier.HOST) == slot:
+                if node.awaits_host_slot(slot):
                     self._placement.withdraw_arrival(node)
 
     def hurry(self, move_id: MoveId, deadline_s: float) -> None:
@@ -152,9 +152,8 @@ class Traffic:
         if outcome.error:
             self.num_errors[_side_of(task)[0]] += 1
         if is_cancelled and not outcome.error:
-            self.health[
-                _side_of(task)
-            ].on_withdrawn()  # it may never have come to ask the tier, or came too late
+            # It may never have come to ask the tier, or came too late.
+            self.health[_side_of(task)].on_withdrawn()
         else:
             self._judge(task, now_s, outcome.error)
         return row.nodes, is_cancelled

@@ -31,18 +31,22 @@ def write_page(path: Path, figures: DemoFigures, loads: Mapping[str, Sequence[Tu
 
 def _title(altair: Any, figures: DemoFigures) -> Any:
     warm, cold = figures.warm, figures.cold
-    return altair.Title(
-        f"Keepwarm: {figures.agents} agents, {figures.turns} model calls, {figures.model}",
-        subtitle=[
+    return chart_title(
+        altair,
+        f"{figures.agents} agents, {figures.turns} model calls, {figures.model}",
+        [
             f"Prefill amplification {warm.prefill_amplification:.2f} warm, {cold.prefill_amplification:.2f} cold",
             f"Time to first token after the first turn {warm.mean_ttft_ms_after_first:.0f} ms warm, "
             f"{cold.mean_ttft_ms_after_first:.0f} ms cold ({figures.ttft_ratio:.1f} x)",
             f"Task time {warm.mean_task_s:.1f} s warm, {cold.mean_task_s:.1f} s cold ({figures.task_ratio:.1f} x)",
         ],
-        anchor="start",
-        fontSize=18,
-        subtitleFontSize=13,
-        offset=16,
+    )
+
+
+def chart_title(altair: Any, what: str, lines: list[str]) -> Any:
+    """The head of a demo's page: what was run, and below it one line for each result."""
+    return altair.Title(
+        f"Keepwarm: {what}", subtitle=lines, anchor="start", fontSize=18, subtitleFontSize=13, offset=16
     )
 
 

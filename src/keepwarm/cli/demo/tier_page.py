@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from keepwarm.cli.demo.page import COLOURS, PAUSE, SOURCES, WAIT, WRITE
+from keepwarm.cli.demo.page import COLOURS, PAUSE, SOURCES, WAIT, WRITE, chart_title
 from keepwarm.cli.demo.tier_agents import Answer
 from keepwarm.cli.demo.tier_figures import PHASES, TIERS, Story, TierFigures
 from keepwarm.core.errors import MissingExtra
@@ -42,9 +42,10 @@ def tier_chart(figures: TierFigures, story: Story) -> Any:
 
 def _title(altair: Any, figures: TierFigures) -> Any:
     killed, moved = figures.after_kill, figures.new_machine
-    return altair.Title(
-        f"Keepwarm: {figures.agents} agents, {figures.turns} model calls, {figures.model}, four tiers",
-        subtitle=[
+    return chart_title(
+        altair,
+        f"{figures.agents} agents, {figures.turns} model calls, {figures.model}, four tiers",
+        [
             f"Identical to the uninterrupted reference: {figures.identical_answers} of {figures.answers} answers",
             f"First token after kill -9: {killed.mean_ttft_ms:.0f} ms, with nothing warm "
             f"{killed.cold_mean_ttft_ms:.0f} ms ({killed.ttft_ratio:.1f} x); on a new machine: "
@@ -53,10 +54,6 @@ def _title(altair: Any, figures: TierFigures) -> Any:
             f"Prefilled / new tokens {figures.prefill_amplification:.2f}; "
             f"without reuse {figures.amplification_without_reuse:.2f}",
         ],
-        anchor="start",
-        fontSize=18,
-        subtitleFontSize=13,
-        offset=16,
     )
 
 

@@ -7,7 +7,7 @@ from keepwarm.core.events import BlocksRemoved
 from keepwarm.core.ids import RequestId
 from keepwarm.store.block import MoveReason, Presence
 from keepwarm.store.eviction.ordered import LeafFifo, LeafLru
-from keepwarm.store.eviction.policy import EvictionPolicy
+from keepwarm.store.eviction.policy import BlockFacts, EvictionPolicy
 from keepwarm.store.manager import BlockManager, StoreSettings
 
 ROOT = Namespace(model="m", block_size=1).root()
@@ -17,29 +17,29 @@ def key(name: str) -> BlockKey:
     return BlockKey(name.encode())
 
 
-def drain(policy: EvictionPolicy) -> list[bytes]:
+def drain(policy: EvictionPolicy[BlockKey]) -> list[bytes]:
     order = []
-    while (victim := policy.peek()) is not None:
+    while (victim := policy.peek(0.0)) is not None:
         order.append(victim)
         policy.discard(victim)
     return [bytes(victim) for victim in order]
 
 
 def test_lru_takes_the_oldest_then_the_deepest_then_the_smaller_key() -> None:
-    policy = LeafLru()
-    policy.add(key("new"), last_used_s=9.0, depth=9)
-    policy.add(key("b"), last_used_s=1.0, depth=1)
-    policy.add(key("deep"), last_used_s=1.0, depth=5)
-    policy.add(key("a"), last_used_s=1.0, depth=1)
+    policy: LeafLru[BlockKey] = LeafLru()
+    policy.add(key("new"), BlockFacts(9.0, 9), 0.0)
+    policy.add(key("b"), BlockFacts(1.0, 1), 0.0)
+    policy.add(key("deep"), BlockFacts(1.0, 5), 0.0)
+    policy.add(key("a"), BlockFacts(1.0, 1), 0.0)
     assert drain(policy) == [b"deep", b"a", b"b", b"new"]
 
 
 def test_a_later_use_moves_a_block_back_and_discard_takes_it_out() -> None:
-    policy = LeafLru()
-    policy.add(key("a"), last_used_s=1.0, depth=0)
-    policy.add(key("b"), last_used_s=2.0, depth=0)
-    policy.add(key("c"), last_used_s=3.0, depth=0)
-    policy.add(key("a"), last_used_s=4.0, depth=0)
+    policy: LeafLru[BlockKey] = LeafLru()
+    policy.add(key("a"), BlockFacts(1.0, 0), 0.0)
+    policy.add(key("b"), BlockFacts(2.0, 0), 0.0)
+    policy.add(key("c"), BlockFacts(3.0, 0), 0.0)
+    policy.add(key("a"), BlockFacts(4.0, 0), 0.0)
     policy.discard(key("b"))
     policy.discard(key("unknown"))
     assert len(policy) == 2
@@ -47,11 +47,11 @@ def test_a_later_use_moves_a_block_back_and_discard_takes_it_out() -> None:
 
 
 def test_fifo_ignores_use() -> None:
-    policy = LeafFifo()
-    policy.add(key("a"), last_used_s=1.0, depth=0)
-    policy.add(key("b"), last_used_s=2.0, depth=0)
+    policy: LeafFifo[BlockKey] = LeafFifo()
+    policy.add(key("a"), BlockFacts(1.0, 0), 0.0)
+    policy.add(key("b"), BlockFacts(2.0, 0), 0.0)
     policy.discard(key("a"))
-    policy.add(key("a"), last_used_s=9.0, depth=0)
+    policy.add(key("a"), BlockFacts(9.0, 0), 0.0)
     assert drain(policy) == [b"a", b"b"]
 
 

@@ -65,7 +65,7 @@ def recorded(policies: list[LeafLru]) -> Callable[[], LeafLru]:
 
 def drain(policy: LeafLru) -> list[BlockKey]:
     order: list[BlockKey] = []
-    while (victim := policy.peek()) is not None:
+    while (victim := policy.peek(0.0)) is not None:
         order.append(victim)
         policy.discard(victim)
     return order

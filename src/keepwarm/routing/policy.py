@@ -10,7 +10,7 @@ from typing import Protocol
 
 from keepwarm.core.blocks import Tier
 from keepwarm.core.decision import Candidate, Decision
-from keepwarm.core.ids import RequestId, WorkerId
+from keepwarm.core.ids import RequestId, SessionKey, WorkerId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,15 +23,32 @@ class WorkerView:
     """Prompt tokens of open requests that were not warm when they were sent."""
     num_warm_tokens: Mapping[Tier, int] = field(default_factory=dict)
     """Tokens of this prompt that the worker holds, by tier."""
+    num_running: int = 0
+    num_held_tokens: int = 0
+    """KV tokens held by open requests: they cannot be evicted."""
+    num_capacity_tokens: int = 0
+    """KV tokens that fit the device; 0 when unknown."""
+    step_s: float = 0.0
+    """Seconds of a recent decode step; 0 when unknown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouteQuestion:
+    """The request that needs a worker."""
+
+    request_id: RequestId
+    num_prompt_tokens: int
+    session: SessionKey
+    home: WorkerId | None = None
+    """Where the session's last call ran, if that worker is still there."""
+    now_s: float = 0.0
 
 
 class RoutingPolicy(Protocol):
     @property
     def name(self) -> str: ...
 
-    def choose(
-        self, request_id: RequestId, num_prompt_tokens: int, workers: Sequence[WorkerView]
-    ) -> Decision[WorkerId]:
+    def choose(self, question: RouteQuestion, workers: Sequence[WorkerView]) -> Decision[WorkerId]:
         """One of `workers`, which is not empty."""
         ...
 
@@ -44,14 +61,16 @@ class RoundRobin:
     def __init__(self) -> None:
         self._num_chosen = 0
 
-    def choose(
-        self, request_id: RequestId, num_prompt_tokens: int, workers: Sequence[WorkerView]
-    ) -> Decision[WorkerId]:
+    def choose(self, question: RouteQuestion, workers: Sequence[WorkerView]) -> Decision[WorkerId]:
         ordered = sorted(workers, key=lambda worker: worker.worker_id)
         chosen = ordered[self._num_chosen % len(ordered)]
         self._num_chosen += 1
         return Decision(
-            policy=self.name, kind="route", subject=request_id, choice=chosen.worker_id, reason="its turn"
+            policy=self.name,
+            kind="route",
+            subject=question.request_id,
+            choice=chosen.worker_id,
+            reason="its turn",
         )
 
 
@@ -72,18 +91,16 @@ class LeastWork:
     def name(self) -> str:
         return "least-work@1"
 
-    def choose(
-        self, request_id: RequestId, num_prompt_tokens: int, workers: Sequence[WorkerView]
-    ) -> Decision[WorkerId]:
+    def choose(self, question: RouteQuestion, workers: Sequence[WorkerView]) -> Decision[WorkerId]:
         candidates = sorted(
-            (self._candidate(num_prompt_tokens, worker) for worker in workers),
+            (self._candidate(question.num_prompt_tokens, worker) for worker in workers),
             key=lambda candidate: (candidate.score, candidate.choice),
         )
         best, *others = candidates
         return Decision(
             policy=self.name,
             kind="route",
-            subject=request_id,
+            subject=question.request_id,
             choice=best.choice,
             reason="least work before the first token",
             numbers={"num_tokens_of_work": round(best.score, 3), **best.numbers},

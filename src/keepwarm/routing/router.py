@@ -13,7 +13,7 @@ from keepwarm.core.events import BlockEvent
 from keepwarm.core.ids import RequestId, WorkerId
 from keepwarm.core.request import Request
 from keepwarm.engine.executor import ModelInfo
-from keepwarm.routing.policy import RoutingPolicy, WorkerView
+from keepwarm.routing.policy import RouteQuestion, RoutingPolicy, WorkerView
 from keepwarm.routing.prefix_index import PrefixIndex
 from keepwarm.workers.worker import WorkerHealth
 
@@ -51,7 +51,13 @@ class Router:
             states = ", ".join(f"{worker.worker_id} is {worker.health}" for worker in serving)
             raise Overloaded(f"no worker for {request.model!r} is ready: {states}. Try again shortly.")
         views = [self._view(worker, request) for worker in ready]
-        decision = self._policy.choose(request.request_id, len(request.token_ids), views)
+        question = RouteQuestion(
+            request_id=request.request_id,
+            num_prompt_tokens=len(request.token_ids),
+            session=(request.tenant_id, request.session.session_id),
+            now_s=request.arrival_s,
+        )
+        decision = self._policy.choose(question, views)
         chosen = next(view for view in views if view.worker_id == decision.choice)
         num_cold = len(request.token_ids) - sum(chosen.num_warm_tokens.values())
         self._cold_tokens[decision.choice][request.request_id] = num_cold

@@ -55,7 +55,7 @@ class BlockManager:
         self,
         settings: StoreSettings,
         *,
-        new_policy: Callable[[], EvictionPolicy],
+        new_policy: Callable[[], EvictionPolicy[BlockKey]],
         slow_tiers: Mapping[Tier, TierFacts] | None = None,
     ) -> None:
         self._settings = settings

@@ -18,7 +18,7 @@ from keepwarm.core.decision import Decision
 from keepwarm.core.events import BlockEvent, BlocksRemoved, BlocksStored
 from keepwarm.core.ids import MoveId
 from keepwarm.store.block import KEYED_TIERS, Move, MoveReason
-from keepwarm.store.eviction.policy import EvictionPolicy
+from keepwarm.store.eviction.policy import BlockFacts, EvictionPolicy
 from keepwarm.store.prefix import LEVELS, NO_COPY, Node, PrefixTree
 from keepwarm.store.slots import SlotPool
 
@@ -46,7 +46,7 @@ class Placement:
         num_device_blocks: int,
         num_host_blocks: int,
         slow_tiers: Iterable[Tier],
-        new_policy: Callable[[], EvictionPolicy],
+        new_policy: Callable[[], EvictionPolicy[BlockKey]],
     ) -> None:
         self.tree = PrefixTree()
         self.pools = {Tier.DEVICE: SlotPool(num_device_blocks), Tier.HOST: SlotPool(num_host_blocks)}
@@ -216,7 +216,7 @@ class Placement:
         """
         pool = self.pools[Tier.HOST]
         if not pool.num_free:
-            key = self._policies[Tier.HOST].peek()
+            key = self._policies[Tier.HOST].peek(0.0)
             if key is None:
                 return None
             node = self._node(key)
@@ -227,7 +227,7 @@ class Placement:
 
     def forget_one(self, tier: Tier) -> bool:
         """Forget the copy on a slow tier that is worth least; False when none may go."""
-        key = self._policies[tier].peek()
+        key = self._policies[tier].peek(0.0)
         if key is None:
             return False
         self.lose([self._node(key)], tier)
@@ -249,7 +249,7 @@ class Placement:
         policy = self._policies[Tier.DEVICE]
         victims: list[tuple[Node, int]] = []
         while len(victims) < num_blocks:
-            key = policy.peek()
+            key = policy.peek(0.0)
             if key is None:
                 raise RuntimeError(f"{num_blocks} blocks were to leave the device, {len(victims)} can")
             node = self._node(key)
@@ -354,7 +354,7 @@ class Placement:
         """Tell the policies whether `node` may leave each tier; after every change to it or its children."""
         for tier, policy in self._policies.items():
             if self._can_leave(node, tier):
-                policy.add(node.key, last_used_s=node.last_used_s + node.youth_s, depth=node.depth)
+                policy.add(node.key, BlockFacts(node.last_used_s + node.youth_s, node.depth), 0.0)
             else:
                 policy.discard(node.key)
         if Tier.DEVICE in node.copies and node.arriving is None and not node.num_leases:

@@ -1,32 +1,84 @@
-"""Owns the EvictionPolicy protocol: which evictable block of a tier goes first.
+"""Owns the protocols of eviction: which evictable block goes first, and what a policy is told.
 
-Never knows why a block is evictable (unleased, no child on the same tier): `store.placement` decides that
-and keeps the policy's set up to date. Implementations are pure data structures.
+A policy never knows why a block is evictable (unleased, no child on the same tier): its caller decides that and
+keeps the policy's set up to date, so every policy is leaf-first. Callers: `store.placement` (keys are block
+keys, one block each) and `sim.pool` (keys are numbers of runs of blocks that were used together).
 """
 
-from typing import Protocol
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
 
-from keepwarm.core.blocks import BlockKey
+from keepwarm.core.blocks import Tier
+from keepwarm.core.ids import SessionKey
+from keepwarm.core.turns import TurnListener
+
+K = TypeVar("K", bound=Hashable)
 
 
-class EvictionPolicy(Protocol):
-    """An ordered set of evictable blocks of one tier. Ties break by a total order, never by chance."""
+@dataclass(frozen=True, slots=True)
+class BlockFacts:
+    """What a policy may know of an evictable block, or of the last block of an evictable run."""
+
+    last_used_s: float
+    depth: int
+    """Blocks before it in its sequence. As the block is the last one of its sequence on this tier, `depth + 1` is
+    also the number of blocks that the sequence has there."""
+    num_uses: int = 1
+    """Requests that have used it since it came to this tier."""
+    session: SessionKey | None = None
+    """Whose request used it last; None when nobody knows."""
+    next_use_s: float | None = None
+    """Known to clairvoyant policies of the simulator only: when it will be used next, infinity for never."""
+
+
+class EvictionPolicy(Protocol[K]):
+    """An ordered set of evictable keys of one tier. Ties break by a total order, never by chance.
+
+    `now_s` never runs backwards.
+    """
 
     @property
     def name(self) -> str:
         """`name@version`, for the decision log."""
         ...
 
-    def add(self, key: BlockKey, *, last_used_s: float, depth: int) -> None:
-        """`key` became evictable. `depth` is its distance from the start of its sequence, in blocks."""
+    def add(self, key: K, facts: BlockFacts, now_s: float) -> None:
+        """`key` became evictable, or `facts` changed."""
         ...
 
-    def discard(self, key: BlockKey) -> None:
+    def discard(self, key: K) -> None:
         """`key` is no longer evictable, or no longer there. Unknown keys are ignored."""
         ...
 
-    def peek(self) -> BlockKey | None:
-        """The block to evict next; it stays in the set."""
+    def peek(self, now_s: float) -> K | None:
+        """The key to evict from next; it stays in the set."""
         ...
 
     def __len__(self) -> int: ...
+
+
+class EvictionFamily(TurnListener, Protocol):
+    """One eviction method for all tiers of a worker, with what its policies share: predictions, statistics.
+
+    Its caller tells it about turns in this order: `on_turn_started`, `on_prompt`, evictions, `on_turn_ended`, and
+    only then are the blocks of the request added to policies.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    def new_policy(self, tier: Tier, num_blocks: int) -> EvictionPolicy[Any]:
+        """A policy for one tier of `num_blocks` blocks."""
+        ...
+
+    def on_prompt(self, prompt: Sequence[Sequence[Any]], session: SessionKey | None, now_s: float) -> None:
+        """A request uses these blocks, in order, given as runs; all of them are in memory from now on.
+
+        A run is a sequence of blocks that can be sliced and compared: a tuple of keys, or a `range`.
+        """
+        ...
+
+    def on_left_memory(self, block: Any, now_s: float) -> None:
+        """`block`, a key or a number inside a range, left the last tier in memory. Its children have left before."""
+        ...

@@ -1,0 +1,1 @@
+"""Recorded and generated workloads, read into one form: `sim.traces.call`."""

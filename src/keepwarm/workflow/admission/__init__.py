@@ -1,0 +1,1 @@
+"""Who may run now: admission policies. `policy` has the protocol; each policy has its own module."""

@@ -1,7 +1,8 @@
 """Owns the one form of a recorded or generated workload: calls, and sessions of calls.
 
-Never reads files (the readers beside it do) and never holds a whole trace unless asked. Read by `sim.cache` (calls on
-a common clock) and `sim.cluster` (closed loop: sessions whose next call leaves after the simulated answer).
+Never reads files (the readers beside it do) and never holds a whole trace unless asked. Read by `sim.cache`
+(calls on a common clock) and `sim.cluster` (closed loop: sessions whose next call leaves after the simulated
+answer).
 """
 
 from collections.abc import Callable, Iterator
@@ -10,7 +11,8 @@ from dataclasses import dataclass
 from keepwarm.core.turns import Stop
 
 Runs = tuple[range, ...]
-"""Whole blocks of a prompt as ranges of block numbers. Equal number = same prefix up to and including the block."""
+"""Whole blocks of a prompt as ranges of block numbers. Equal number = same prefix up to and including the
+block."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +27,8 @@ class Call:
     num_prompt_tokens: int
     num_output_tokens: int
     gap_s: float = 0.0
-    """Recorded seconds from the end of the session's previous call to this one: tools, or a human. 0 for the first."""
+    """Recorded seconds from the end of the session's previous call to this one: tools, or a human. 0 for the
+    first."""
     service_s: float = 0.0
     """Recorded seconds from start to end of the call; 0 when unknown. For reports, never for policies."""
     stop: Stop = Stop.UNKNOWN
@@ -44,7 +47,8 @@ class Session:
     """Session id of the root: sub-agents share it."""
     start_s: float
     parent: str | None = None
-    """Set for a sub-agent: its parent's call that follows in the record waits for its end (when `blocks_parent`)."""
+    """Set for a sub-agent: its parent's call that follows in the record waits for its end (when
+    `blocks_parent`)."""
     blocks_parent: bool = False
     tenant: str = "default"
     calls: tuple[Call, ...] = ()

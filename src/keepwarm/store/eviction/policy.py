@@ -22,8 +22,8 @@ class BlockFacts:
 
     last_used_s: float
     depth: int
-    """Blocks before it in its sequence. As the block is the last one of its sequence on this tier, `depth + 1` is
-    also the number of blocks that the sequence has there."""
+    """Blocks before it in its sequence. As the block is the last one of its sequence on this tier, `depth +
+    1` is also the number of blocks that the sequence has there."""
     num_uses: int = 1
     """Requests that have used it since it came to this tier."""
     session: SessionKey | None = None
@@ -61,8 +61,8 @@ class EvictionPolicy(Protocol[K]):
 class EvictionFamily(TurnListener, Protocol):
     """One eviction method for all tiers of a worker, with what its policies share: predictions, statistics.
 
-    Its caller tells it about turns in this order: `on_turn_started`, `on_prompt`, evictions, `on_turn_ended`, and
-    only then are the blocks of the request added to policies.
+    Its caller tells it about turns in this order: `on_turn_started`, `on_prompt`, evictions, `on_turn_ended`,
+    and only then are the blocks of the request added to policies.
     """
 
     @property
@@ -79,6 +79,7 @@ class EvictionFamily(TurnListener, Protocol):
         """
         ...
 
-    def on_left_memory(self, block: Any, now_s: float) -> None:
-        """`block`, a key or a number inside a range, left the last tier in memory. Its children have left before."""
+    def on_left_memory(self, run: Sequence[Any], now_s: float) -> None:
+        """The blocks of `run` (a tuple of keys, or a `range`), the end of what their sequence had there, left
+        the last tier in memory."""
         ...

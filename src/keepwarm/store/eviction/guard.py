@@ -1,0 +1,227 @@
+"""Owns Guard: whether a policy that may be wrong is still affordable next to leaf-LRU, at every moment.
+
+Runs leaf-LRU as a shadow (keys only) over the same prompts, in a mirror of memory. Never evicts anything: it
+says `may_deviate`, and the policies of its family ask before each eviction. Called by
+`store.eviction.keepwarm`.
+
+Why it holds. Let `excess` be our misses minus the shadow's, and `owed` the blocks that the shadow has and we
+have not: what it would cost at most to become the shadow. Under leaf-LRU with equal facts `excess + owed`
+does not grow: while we hold anything that the shadow does not, that is older than all it holds, and so it
+leaves first. One eviction by another rule raises the sum by at most what is evicted, which is no more than
+the last prompt missed. So who deviates only while `excess + owed` and that stay within `allowance * shadow
+misses` never pays more than that share in excess of leaf-LRU, whatever the forecast says.
+"""
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from keepwarm.core.ids import SessionKey
+
+Run = Sequence[Any]
+
+
+@dataclass(slots=True, eq=False)
+class _Node:
+    """A run of blocks of which the first `num_real` are in memory and the first `num_shadow` in the shadow."""
+
+    run: Run
+    depth: int
+    parent: "_Node | None"
+    last_used_s: float
+    session: SessionKey | None
+    num_real: int = 0
+    num_shadow: int = 0
+    num_shadow_children: int = 0
+    children: "dict[Any, _Node]" = field(default_factory=dict)
+    """By first block."""
+
+
+def num_shared(left: Run, right: Run) -> int:
+    """Length of the common start of two runs, by bisection over slices: they compare faster than single
+    blocks."""
+    shorter = min(len(left), len(right))
+    if left[:shorter] == right[:shorter]:
+        return shorter
+    low, high = 0, shorter - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        if left[:middle] == right[:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+class Guard:
+    """`allowance`: most excess misses, as a share of what leaf-LRU misses. `block_cost` weighs a block by
+    depth."""
+
+    def __init__(
+        self, *, num_blocks: int, allowance: float = 0.03, block_cost: Callable[[int], float] | None = None
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.allowance = allowance
+        self.excess = 0.0
+        self.owed = 0.0
+        self.shadow_misses = 0.0
+        self.num_superseded = 0
+        """Prompts that left the end of their session's last prompt behind."""
+        self.num_revived = 0
+        """Prompts that used blocks again which an earlier prompt had left behind."""
+        self._at_stake = 0.0
+        """What the last prompt missed: as much is going to be evicted for it."""
+        self._cost = block_cost
+        self._root = _Node((), 0, None, 0.0, None)
+        self._num_shadow = 0
+        self._by_tail: dict[Any, _Node] = {}
+        self._lru: list[tuple[float, int, int, _Node]] = []
+        self._num_pushed = 0
+        self._last: dict[SessionKey, tuple[_Node, float]] = {}
+
+    def may_deviate(self) -> bool:
+        return self.excess + self.owed + self._at_stake <= self.allowance * self.shadow_misses
+
+    @property
+    def revival_rate(self) -> float:
+        """How often superseded blocks come back, per prompt that left some: a mean, doubtful at first."""
+        return min(1.0, (self.num_revived + 1.0) / (self.num_superseded + 10.0))
+
+    # ------------------------------------------------------------------ prompts
+
+    def on_prompt(self, prompt: Sequence[Run], session: SessionKey | None, now_s: float) -> None:
+        previous = self._last.get(session) if session is not None else None
+        node, is_revived = self._root, False
+        self._at_stake = 0.0
+        for run in prompt:
+            rest = run
+            while len(rest):
+                child = node.children.get(rest[0])
+                if child is None:
+                    node = self._append(node, rest, session, now_s)
+                    break
+                count = num_shared(child.run, rest)
+                if count < len(child.run):
+                    child = self._split(child, count)
+                is_revived |= (
+                    previous is not None and child.session == session and child.last_used_s < previous[1]
+                )
+                self._use(child, session, now_s)
+                node, rest = child, rest[count:]
+        if session is not None and node is not self._root:
+            self._follow(session, previous, node, now_s)
+            self.num_revived += is_revived
+        self._trim_shadow()
+
+    def _follow(
+        self, session: SessionKey, previous: tuple[_Node, float] | None, leaf: _Node, now_s: float
+    ) -> None:
+        if previous is not None and previous[0].last_used_s < now_s:
+            self.num_superseded += 1
+        self._last[session] = (leaf, now_s)
+
+    def _weight(self, node: _Node, start: int, stop: int) -> float:
+        if stop <= start:
+            return 0.0
+        if self._cost is None:
+            return stop - start
+        # Costs are close to linear in depth: the mean of both ends stands for each.
+        ends = self._cost(node.depth + start) + self._cost(node.depth + stop - 1)
+        return (stop - start) * ends / 2
+
+    def _use(self, node: _Node, session: SessionKey | None, now_s: float) -> None:
+        length = len(node.run)
+        missed_real = self._weight(node, node.num_real, length)
+        missed_shadow = self._weight(node, node.num_shadow, length)
+        self.excess += missed_real - missed_shadow
+        self._at_stake += missed_real
+        self.shadow_misses += missed_shadow
+        self.owed -= self._weight(node, node.num_real, node.num_shadow)
+        node.last_used_s, node.session = now_s, session
+        self._set_real(node, length)
+        self._set_shadow(node, length)
+
+    def _append(self, parent: _Node, run: Run, session: SessionKey | None, now_s: float) -> _Node:
+        node = _Node(run, parent.depth + len(parent.run), parent, now_s, session)
+        parent.children[run[0]] = node
+        missed = self._weight(node, 0, len(run))
+        self.shadow_misses += missed
+        self._at_stake += missed
+        self._set_real(node, len(run))
+        self._set_shadow(node, len(run))
+        return node
+
+    def _split(self, node: _Node, num_upper: int) -> _Node:
+        """Make the first `num_upper` blocks of `node` a node of their own above it; returns that."""
+        assert node.parent is not None
+        upper = _Node(node.run[:num_upper], node.depth, node.parent, node.last_used_s, node.session)
+        real, shadow = node.num_real, node.num_shadow
+        self._set_real(node, 0)
+        self._set_shadow(node, 0)
+        node.parent.children[upper.run[0]] = upper
+        node.run, node.depth, node.parent = node.run[num_upper:], node.depth + num_upper, upper
+        upper.children[node.run[0]] = node
+        self._set_real(upper, min(real, num_upper))
+        self._set_real(node, max(real - num_upper, 0))
+        self._set_shadow(upper, min(shadow, num_upper))
+        self._set_shadow(node, max(shadow - num_upper, 0))
+        return upper
+
+    # ------------------------------------------------------------------ what leaves
+
+    def on_left_memory(self, run: Run) -> None:
+        """The blocks of `run` left memory, the last one first. Blocks that no prompt named are ignored."""
+        num_left = len(run)
+        node = self._by_tail.get(run[num_left - 1]) if num_left else None
+        while node is not None and num_left:
+            stays = max(node.num_real - num_left, 0)
+            self.owed += self._weight(node, stays, min(node.num_real, node.num_shadow))
+            num_left -= node.num_real - stays
+            self._set_real(node, stays)
+            parent = node.parent
+            self._remove_if_gone(node)
+            node = parent if parent is not self._root else None
+
+    def _trim_shadow(self) -> None:
+        while self._num_shadow > self.num_blocks and self._lru:
+            last_used_s, _, _, node = heapq.heappop(self._lru)
+            if not node.num_shadow or node.num_shadow_children or node.last_used_s != last_used_s:
+                continue
+            stays = max(node.num_shadow - (self._num_shadow - self.num_blocks), 0)
+            self.owed -= self._weight(node, max(stays, node.num_real), node.num_shadow)
+            self._set_shadow(node, stays)
+            self._remove_if_gone(node)
+
+    def _remove_if_gone(self, node: _Node) -> None:
+        parent = node.parent
+        if node.num_real or node.num_shadow or node.children or parent is None:
+            return
+        del parent.children[node.run[0]]
+        self._remove_if_gone(parent)
+
+    def _set_real(self, node: _Node, length: int) -> None:
+        if node.num_real == length:
+            return
+        if node.num_real:
+            del self._by_tail[node.run[node.num_real - 1]]
+        node.num_real = length
+        if length:
+            self._by_tail[node.run[length - 1]] = node
+
+    def _set_shadow(self, node: _Node, length: int) -> None:
+        self._num_shadow += length - node.num_shadow
+        parent = node.parent
+        if parent is not None and bool(length) != bool(node.num_shadow):
+            parent.num_shadow_children += 1 if length else -1
+            if not parent.num_shadow_children:
+                self._offer(parent)
+        node.num_shadow = length
+        if length and not node.num_shadow_children:
+            self._offer(node)
+
+    def _offer(self, node: _Node) -> None:
+        """`node` ends a chain of the shadow: the next trim may take from it."""
+        if node.num_shadow and node is not self._root:
+            self._num_pushed += 1
+            heapq.heappush(self._lru, (node.last_used_s, -node.depth, self._num_pushed, node))

@@ -6,6 +6,7 @@ from keepwarm.core.blocks import BlockKey, Namespace, Tier, extend_chain
 from keepwarm.core.events import BlocksRemoved
 from keepwarm.core.ids import RequestId
 from keepwarm.store.block import MoveReason, Presence
+from keepwarm.store.eviction.families import family_of
 from keepwarm.store.eviction.ordered import LeafFifo, LeafLru
 from keepwarm.store.eviction.policy import BlockFacts, EvictionPolicy
 from keepwarm.store.manager import BlockManager, StoreSettings
@@ -72,7 +73,9 @@ def tiers(manager: BlockManager, tokens: list[int]) -> list[Tier | None]:
 
 
 def test_the_tail_of_the_oldest_conversation_goes_down_first() -> None:
-    manager = BlockManager(StoreSettings(num_device_blocks=4, num_host_blocks=4), new_policy=LeafLru)
+    manager = BlockManager(
+        StoreSettings(num_device_blocks=4, num_host_blocks=4), family=family_of("leaf-lru")
+    )
     store(manager, "a", [1, 2], 1.0)
     store(manager, "b", [8, 9], 2.0)
     store(manager, "c", [5], 3.0)
@@ -81,7 +84,9 @@ def test_the_tail_of_the_oldest_conversation_goes_down_first() -> None:
 
 
 def test_promotion_brings_back_and_keeps_the_host_copy() -> None:
-    manager = BlockManager(StoreSettings(num_device_blocks=2, num_host_blocks=4), new_policy=LeafLru)
+    manager = BlockManager(
+        StoreSettings(num_device_blocks=2, num_host_blocks=4), family=family_of("leaf-lru")
+    )
     store(manager, "a", [1, 2], 1.0)
     store(manager, "b", [8, 9], 2.0)
     assert tiers(manager, [1, 2]) == [Tier.HOST, Tier.HOST]
@@ -104,7 +109,9 @@ def test_promotion_brings_back_and_keeps_the_host_copy() -> None:
 
 
 def test_a_failed_promotion_forgets_the_block_and_names_the_harmed_request() -> None:
-    manager = BlockManager(StoreSettings(num_device_blocks=2, num_host_blocks=4), new_policy=LeafLru)
+    manager = BlockManager(
+        StoreSettings(num_device_blocks=2, num_host_blocks=4), family=family_of("leaf-lru")
+    )
     store(manager, "a", [1, 2], 1.0)
     store(manager, "b", [8, 9], 2.0)
     keys = extend_chain(ROOT, ROOT, [1, 2], 1)
@@ -119,7 +126,9 @@ def test_a_failed_promotion_forgets_the_block_and_names_the_harmed_request() -> 
 
 
 def test_a_promotion_that_fails_after_its_request_left_gives_its_slots_back() -> None:
-    manager = BlockManager(StoreSettings(num_device_blocks=2, num_host_blocks=4), new_policy=LeafLru)
+    manager = BlockManager(
+        StoreSettings(num_device_blocks=2, num_host_blocks=4), family=family_of("leaf-lru")
+    )
     store(manager, "a", [1, 2], 1.0)
     store(manager, "b", [8, 9], 2.0)
     keys = extend_chain(ROOT, ROOT, [1, 2], 1)
@@ -138,7 +147,9 @@ def test_a_promotion_that_fails_after_its_request_left_gives_its_slots_back() ->
 
 
 def test_without_a_host_tier_eviction_forgets() -> None:
-    manager = BlockManager(StoreSettings(num_device_blocks=2, num_host_blocks=0), new_policy=LeafLru)
+    manager = BlockManager(
+        StoreSettings(num_device_blocks=2, num_host_blocks=0), family=family_of("leaf-lru")
+    )
     store(manager, "a", [1, 2], 1.0)
     store(manager, "b", [8], 2.0)
     found = manager.lookup(extend_chain(ROOT, ROOT, [1, 2], 1))
@@ -147,7 +158,9 @@ def test_without_a_host_tier_eviction_forgets() -> None:
 
 
 def test_what_one_request_computes_is_pending_for_others_until_it_leaves() -> None:
-    manager = BlockManager(StoreSettings(num_device_blocks=4, num_host_blocks=0), new_policy=LeafLru)
+    manager = BlockManager(
+        StoreSettings(num_device_blocks=4, num_host_blocks=0), family=family_of("leaf-lru")
+    )
     keys = extend_chain(ROOT, ROOT, [1, 2], 1)
     lease = manager.acquire(RequestId("a"), keys, num_hits=0, num_blocks=2, now_s=1.0)
     assert lease is not None
@@ -159,7 +172,9 @@ def test_what_one_request_computes_is_pending_for_others_until_it_leaves() -> No
 
 
 def test_an_invariant_check_sees_a_leak() -> None:
-    manager = BlockManager(StoreSettings(num_device_blocks=4, num_host_blocks=0), new_policy=LeafLru)
+    manager = BlockManager(
+        StoreSettings(num_device_blocks=4, num_host_blocks=0), family=family_of("leaf-lru")
+    )
     lease = manager.acquire(RequestId("a"), [], num_hits=0, num_blocks=2, now_s=1.0)
     assert lease is not None
     lease.block_ids.pop()

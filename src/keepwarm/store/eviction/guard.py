@@ -13,6 +13,7 @@ misses` never pays more than that share in excess of leaf-LRU, whatever the fore
 """
 
 import heapq
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +21,9 @@ from typing import Any
 from keepwarm.core.ids import SessionKey
 
 Run = Sequence[Any]
+
+_MAX_SESSIONS = 20_000
+"""Sessions whose last prompt is remembered, to see what the next one leaves behind."""
 
 
 @dataclass(slots=True, eq=False)
@@ -78,7 +82,7 @@ class Guard:
         self._by_tail: dict[Any, _Node] = {}
         self._lru: list[tuple[float, int, int, _Node]] = []
         self._num_pushed = 0
-        self._last: dict[SessionKey, tuple[_Node, float]] = {}
+        self._last: OrderedDict[SessionKey, tuple[_Node, float]] = OrderedDict()
 
     def may_deviate(self) -> bool:
         return self.excess + self.owed + self._at_stake <= self.allowance * self.shadow_misses
@@ -120,6 +124,9 @@ class Guard:
         if previous is not None and previous[0].last_used_s < now_s:
             self.num_superseded += 1
         self._last[session] = (leaf, now_s)
+        self._last.move_to_end(session)
+        if len(self._last) > _MAX_SESSIONS:
+            self._last.popitem(last=False)
 
     def _weight(self, node: _Node, start: int, stop: int) -> float:
         if stop <= start:

@@ -1,7 +1,8 @@
-"""Owns routing policies: which worker gets a request.
+"""Owns the protocol of routing, which worker gets a request, and the two simplest policies.
 
-Pure: they see facts and return a Decision; ties break by load, then by worker id. Called by
-`routing.router`, live and simulated.
+Pure: policies see facts and return a Decision; ties break by load, then by worker id. Never keeps the facts up
+to date. Called by `routing.router`, live and simulated. More policies: `hashing`, `thresholds`, `dynamo`, `saga`,
+`keepwarm`; by name: `by_name`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import Protocol
 from keepwarm.core.blocks import Tier
 from keepwarm.core.decision import Candidate, Decision
 from keepwarm.core.ids import RequestId, SessionKey, WorkerId
+from keepwarm.routing.ranking import route_decision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,9 +25,16 @@ class WorkerView:
     """Prompt tokens of open requests that were not warm when they were sent."""
     num_warm_tokens: Mapping[Tier, int] = field(default_factory=dict)
     """Tokens of this prompt that the worker holds, by tier."""
+    sum_open_prompt_positions: int = 0
+    """Sum of the positions of those tokens: what attention makes them cost. 0 when unknown."""
     num_running: int = 0
+    """Open requests that have produced a token."""
     num_held_tokens: int = 0
     """KV tokens held by open requests: they cannot be evicted."""
+    num_used_tokens: int = 0
+    """KV tokens on the device, held or only cached; 0 when unknown."""
+    num_home_tokens: int = 0
+    """Prompt tokens of the sessions that are at home here, calling or not; 0 when unknown."""
     num_capacity_tokens: int = 0
     """KV tokens that fit the device; 0 when unknown."""
     step_s: float = 0.0
@@ -53,6 +62,11 @@ class RoutingPolicy(Protocol):
         ...
 
 
+def by_load(worker: WorkerView) -> tuple[int, int, WorkerId]:
+    """The order in which ties break: fewest open requests, fewest tokens to prefill, id."""
+    return worker.num_open_requests, worker.num_open_prompt_tokens, worker.worker_id
+
+
 class RoundRobin:
     """Each worker in turn, in order of id. The baseline."""
 
@@ -63,15 +77,11 @@ class RoundRobin:
 
     def choose(self, question: RouteQuestion, workers: Sequence[WorkerView]) -> Decision[WorkerId]:
         ordered = sorted(workers, key=lambda worker: worker.worker_id)
-        chosen = ordered[self._num_chosen % len(ordered)]
+        turn = self._num_chosen % len(ordered)
         self._num_chosen += 1
-        return Decision(
-            policy=self.name,
-            kind="route",
-            subject=question.request_id,
-            choice=chosen.worker_id,
-            reason="its turn",
-        )
+        in_turn = ordered[turn:] + ordered[:turn]
+        ranked = [Candidate(worker.worker_id, float(place)) for place, worker in enumerate(in_turn)]
+        return route_decision(self.name, question.request_id, ranked, "its turn", turn=self._num_chosen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,20 +102,12 @@ class LeastWork:
         return "least-work@1"
 
     def choose(self, question: RouteQuestion, workers: Sequence[WorkerView]) -> Decision[WorkerId]:
-        candidates = sorted(
-            (self._candidate(question.num_prompt_tokens, worker) for worker in workers),
-            key=lambda candidate: (candidate.score, candidate.choice),
-        )
-        best, *others = candidates
-        return Decision(
-            policy=self.name,
-            kind="route",
-            subject=question.request_id,
-            choice=best.choice,
-            reason="least work before the first token",
-            numbers={"num_tokens_of_work": round(best.score, 3), **best.numbers},
-            runners_up=tuple(others),
-        )
+        in_order = sorted(workers, key=by_load)
+        candidates = [self._candidate(question.num_prompt_tokens, worker) for worker in in_order]
+        ranked = sorted(candidates, key=lambda candidate: candidate.score)
+        reason = "least work before the first token"
+        work = round(ranked[0].score, 3)
+        return route_decision(self.name, question.request_id, ranked, reason, num_tokens_of_work=work)
 
     def _candidate(self, num_prompt_tokens: int, worker: WorkerView) -> Candidate[WorkerId]:
         num_warm = sum(worker.num_warm_tokens.values())

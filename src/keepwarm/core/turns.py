@@ -35,6 +35,8 @@ class TurnEnd:
     is_subagent: bool = False
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
+    num_prefilled_tokens: int | None = None
+    """Tokens that the call had to compute before its first token; None when nobody counted."""
     expected_return_s: float | None = None
     """Seconds from now to the session's next call, as the client says; may be wrong in any way."""
     is_final: bool = False

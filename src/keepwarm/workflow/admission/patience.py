@@ -1,0 +1,69 @@
+"""Owns how long a call should wait at most: about as long as if nobody were held back, for 99 calls of 100.
+
+Never decides who goes. Called by `working_set`. Holding sessions back shortens tasks, and makes some calls wait
+far longer than first come first served would. So the wait that first come first served would give is estimated,
+and all but a small share of the calls stay near it:
+
+    soft wait = stretch * calls * (service / slots + cold share * prefill / workers)
+
+`calls` wait or run now; `service` is the mean of warm calls, shared by all slots; `prefill` is what a cold prompt
+takes longer, one at a time on each worker; `cold share` is 0 while all working sets fit and 1 when they exceed the
+memory by half: with the least recently used evicted, sessions that take turns find nothing of theirs.
+"""
+
+from dataclasses import dataclass, field
+
+from keepwarm.workflow.admission.footprint import FadingMean
+
+_MEMORY_CALLS = 64.0
+_MAX_CREDIT = 10.0
+"""Late calls that may be saved up for: as many as a thousand calls pay."""
+
+
+@dataclass(slots=True)
+class Patience:
+    stretch: float
+    least_s: float
+    late_share: float
+    _warm_s: FadingMean = field(default_factory=lambda: FadingMean(memory=_MEMORY_CALLS))
+    _cold_s: FadingMean = field(default_factory=lambda: FadingMean(memory=_MEMORY_CALLS))
+    _cold_tokens: FadingMean = field(default_factory=lambda: FadingMean(memory=_MEMORY_CALLS))
+    _tokens: FadingMean = field(default_factory=lambda: FadingMean(memory=_MEMORY_CALLS))
+    _credit: float = 0.0
+
+    def on_service(self, num_prompt_tokens: int, service_s: float, *, is_cold: bool) -> None:
+        """A call took `service_s`; `is_cold`: its session had no seat."""
+        self._tokens.add(num_prompt_tokens)
+        if is_cold:
+            self._cold_s.add(service_s)
+            self._cold_tokens.add(num_prompt_tokens)
+        else:
+            self._warm_s.add(service_s)
+
+    def on_released(self) -> None:
+        self._credit = min(_MAX_CREDIT, self._credit + self.late_share)
+
+    def may_be_late(self) -> bool:
+        """Whether one more call may wait longer than the soft wait; then it is counted."""
+        if self._credit < 1:
+            return False
+        self._credit -= 1
+        return True
+
+    def turn_overhead(self, num_slice_calls: int) -> float:
+        """What it costs to let another session have its turn, as a share of a turn of so many warm calls."""
+        if not self._warm_s.mean:
+            return 0.0
+        return self._tokens.mean * self._cold_s_per_token() / (num_slice_calls * self._warm_s.mean)
+
+    def _cold_s_per_token(self) -> float:
+        if not self._cold_tokens.mean:
+            return 0.0
+        return max(0.0, self._cold_s.mean - self._warm_s.mean) / self._cold_tokens.mean
+
+    def soft_wait_s(self, num_calls: int, num_slots: int, num_workers: int, fullness: float) -> float:
+        """`fullness`: working sets of those who run or wait over the memory of all workers."""
+        cold_share = min(1.0, max(0.0, 2 * (fullness - 1)))
+        per_call_s = self._warm_s.mean / max(1, num_slots)
+        per_call_s += cold_share * self._tokens.mean * self._cold_s_per_token() / max(1, num_workers)
+        return max(self.least_s, self.stretch * num_calls * per_call_s)

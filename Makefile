@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 ARGS ?=
 
-.PHONY: demo serve test test-long redis check fmt doctor bench-engine clean help
+.PHONY: demo serve test test-long redis check fmt doctor bench-engine bench-policies clean help
 
 help:
 	@echo "make demo [ARGS=...]   run agents on a real model, warm and cold"
@@ -14,6 +14,7 @@ help:
 	@echo "make test-long [...]   the fault and property tests with thousands of seeds (long)"
 	@echo "make check             the full gate: format, lint, types, import contracts, tests"
 	@echo "make bench-engine      compare the engine with its peers (long)"
+	@echo "make bench-policies    compare all policies on recorded traces, TRACES=folder (long)"
 
 demo: $(VENV)/.run
 	$(BIN)/keepwarm demo $(ARGS)
@@ -52,6 +53,10 @@ fmt: $(VENV)/.dev
 
 bench-engine: $(VENV)/.run
 	$(BIN)/keepwarm bench engine $(ARGS)
+
+bench-policies: $(VENV)/.run
+	@test -n "$(TRACES)" || { echo "Name the folder of recorded traces: make bench-policies TRACES=..."; exit 1; }
+	$(BIN)/python bench/policies.py --traces "$(TRACES)" $(ARGS)
 
 clean:
 	rm -rf $(VENV) .venv-peers

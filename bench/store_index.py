@@ -33,7 +33,7 @@ from keepwarm.scheduling.plan import StepPlan, StepResult
 from keepwarm.scheduling.queue import PriorityOrder
 from keepwarm.scheduling.scheduler import Scheduler, SchedulerSettings
 from keepwarm.store.codecs.raw import RawCodec
-from keepwarm.store.eviction.ordered import LeafLru
+from keepwarm.store.eviction.families import family_of
 from keepwarm.store.manager import BlockManager, StoreSettings
 from keepwarm.store.prefix import PrefixTree
 from keepwarm.store.pricing import CostModel
@@ -119,7 +119,7 @@ class Planner:
     def __init__(self, conversations: Sequence[Sequence[BlockKey]]) -> None:
         self.blocks = BlockManager(
             StoreSettings(num_device_blocks=8192, num_host_blocks=8192, block_bytes=TINY_BYTES),
-            new_policy=LeafLru,
+            family=family_of("leaf-lru"),
             slow_tiers={Tier.DISK: TierFacts("disk", True, CAPACITY_BYTES)},
         )
         self.blocks.load(Tier.DISK, entries(conversations))
@@ -233,7 +233,7 @@ def rebuild_once(folder: Path, *, is_killed: bool) -> None:
         os.close(fd)
     blocks = BlockManager(
         StoreSettings(num_device_blocks=64, num_host_blocks=64, block_bytes=TINY_BYTES),
-        new_policy=LeafLru,
+        family=family_of("leaf-lru"),
         slow_tiers={Tier.DISK: TierFacts("disk", True, CAPACITY_BYTES)},
     )
     started_s, started_cpu_s = time.perf_counter(), time.process_time()

@@ -9,6 +9,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=200,
         help="random cases per fault test (default 200); dear ones take a fraction. `make test-long` raises it.",
     )
+    parser.addoption(
+        "--update-golden",
+        action="store_true",
+        help="write the decision logs of tests/golden anew instead of comparing with them.",
+    )
 
 
 @pytest.fixture(scope="session")

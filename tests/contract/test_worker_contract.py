@@ -2,21 +2,26 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 
 from keepwarm.compose.clock import MonotonicClock
 from keepwarm.compose.parts import EngineLimits, build_engine_loop
+from keepwarm.compose.policies import PolicyNames
 from keepwarm.core.blocks import Namespace, Tier, extend_chain
 from keepwarm.core.errors import Overloaded, WorkerLost
 from keepwarm.core.events import BlocksStored, RequestEvent, RequestFinished, TokensGenerated
-from keepwarm.core.ids import RequestId, SessionId, WorkerId, WorkflowId
+from keepwarm.core.ids import DEFAULT_TENANT, RequestId, SessionId, SessionKey, WorkerId, WorkflowId
 from keepwarm.core.request import FinishReason, Request, SamplingParams, SessionRef
+from keepwarm.core.turns import Stop, TurnEnd
 from keepwarm.engine.executor import ModelInfo
 from keepwarm.scheduling.plan import StepPlan
+from keepwarm.store.eviction.yielding import YieldingFamily
 from keepwarm.store.tiers.counted import CountedBlockStore
 from keepwarm.testing import ScriptedExecutor
+from keepwarm.workers.engine_loop import EngineLoop
 from keepwarm.workers.local import LocalWorker
 from keepwarm.workers.remote import RemoteWorker
 from keepwarm.workers.runners import ThreadStepRunner
@@ -53,6 +58,26 @@ class Case:
     local: LocalWorker
     executor: ScriptedExecutor
     server: WorkerServer | None
+    heard: list[tuple[str, Any]] = field(default_factory=list)
+    """What its eviction family was told about turns and pauses."""
+
+
+def listen(engine: EngineLoop, heard: list[tuple[str, Any]]) -> None:
+    """Write down in `heard` what the family of `engine` is told."""
+    family = engine.blocks._family
+    assert isinstance(family, YieldingFamily)
+
+    def noting(name: str) -> None:
+        tell = getattr(family, name)
+
+        def told(subject: Any, *more: Any) -> None:
+            heard.append((name, (subject, more[0]) if name == "set_paused" else subject))
+            tell(subject, *more)
+
+        setattr(family, name, told)
+
+    for name in ("on_turn_started", "on_turn_ended", "on_session_closed", "set_paused"):
+        noting(name)
 
 
 @pytest.fixture(params=["local", "remote"])
@@ -67,21 +92,24 @@ async def case(request: pytest.FixtureRequest) -> AsyncIterator[Case]:
         block_store=CountedBlockStore(block_bytes=4, num_slots={Tier.DEVICE: 8, Tier.HOST: 8}),
         limits=EngineLimits(),
         on_decision=lambda now_s, decision: None,
+        policies=PolicyNames(admission="working-set"),
         checks_invariants=True,
     )
+    heard: list[tuple[str, Any]] = []
+    listen(engine, heard)
     local = LocalWorker(
         worker_id=WorkerId("w0"), info=INFO, engine=engine, clock=clock, runner=ThreadStepRunner()
     )
     local.start()
     if request.param == "local":
-        yield Case(local, local, executor, None)
+        yield Case(local, local, executor, None, heard)
         await local.close()
         return
     server = WorkerServer(local, "tcp://127.0.0.1:*")
     serving = asyncio.create_task(server.serve())
     remote = RemoteWorker(server.endpoint, clock=clock, heartbeat_s=0.05, lost_after_s=5)
     await remote.connect()
-    yield Case(remote, local, executor, server)
+    yield Case(remote, local, executor, server, heard)
     await remote.close()
     serving.cancel()
     await asyncio.gather(serving, return_exceptions=True)
@@ -220,3 +248,57 @@ async def test_a_cancel_right_behind_its_request_is_not_lost(case: Case) -> None
     end = (await collecting)[-1]
     assert isinstance(end, RequestFinished)
     assert end.reason is FinishReason.CANCELLED
+
+
+SESSION: SessionKey = (DEFAULT_TENANT, SessionId("s"))
+
+
+async def test_turns_are_told_and_how_they_stopped_comes_after_them(case: Case) -> None:
+    end = (await collect(case.worker, request("a", range(1, 7))))[-1]
+    assert isinstance(end, RequestFinished)
+    known = TurnEnd(session=SESSION, num_prompt_tokens=6, num_output_tokens=3, num_prefilled_tokens=6)
+    noted = TurnEnd(
+        session=SESSION,
+        stop=Stop.TOOL,
+        tools=("Bash:pytest", "Read"),
+        after_tool=True,
+        num_prompt_tokens=6,
+        num_output_tokens=3,
+        expected_return_s=1.5,
+    )
+    case.worker.note(noted)
+    await case.worker.stats()  # nothing answers a note; what is asked after it is answered after it
+    assert case.heard == [
+        ("on_turn_started", SESSION),
+        ("on_turn_ended", known),
+        ("on_turn_ended", noted),
+    ]
+
+
+async def test_a_note_of_an_unknown_session_harms_nobody(case: Case) -> None:
+    case.worker.note(TurnEnd(session=(DEFAULT_TENANT, SessionId("nobody")), stop=Stop.END))
+    assert isinstance((await collect(case.worker, request("a", range(1, 7))))[-1], RequestFinished)
+
+
+async def test_a_late_note_says_nothing_about_a_session_that_calls_again(case: Case) -> None:
+    stream = case.worker.generate(request("a", range(1, 10), max_tokens=50))
+    await anext(stream)
+    case.worker.note(TurnEnd(session=SESSION, stop=Stop.END))
+    await case.worker.stats()
+    assert [name for name, _ in case.heard] == ["on_turn_started"]
+    await stream.aclose()
+
+
+async def test_pauses_reach_the_eviction_family(case: Case) -> None:
+    case.worker.set_paused(SESSION, True)
+    case.worker.set_paused(SESSION, False)
+    await case.worker.stats()
+    assert case.heard == [("set_paused", (SESSION, True)), ("set_paused", (SESSION, False))]
+
+
+async def test_a_final_call_closes_its_session_and_a_refused_one_starts_no_turn(case: Case) -> None:
+    wanted = request("a", range(1, 7))
+    await collect(case.worker, replace(wanted, session=replace(wanted.session, is_final=True)))
+    await collect(case.worker, request("long", range(100)))
+    told = [name for name, _ in case.heard if name != "set_paused"]
+    assert told == ["on_turn_started", "on_turn_ended", "on_session_closed"]

@@ -44,6 +44,18 @@ def test_a_decision_log_that_cannot_be_written(tmp_path: Path) -> None:
     assert "--decision-log" in said
 
 
+@pytest.mark.parametrize("what", ["eviction", "routing", "admission"])
+def test_a_policy_that_nobody_knows(what: str) -> None:
+    for code, said in (
+        serve(f"--{what}", "magic"),
+        serve("--worker", "inline", **{f"KEEPWARM_{what.upper()}": "magic"}),
+    ):
+        assert (code, "Traceback" in said) == (3, False)
+        assert f"no {what} policy is called 'magic'. Use one of: " in said
+        known = {"eviction": "leaf-lru", "routing": "least-work", "admission": "fcfs"}
+        assert known[what] in said
+
+
 def test_an_empty_key_would_let_everybody_in() -> None:
     for code, said in (serve("--api-key", ""), serve(KEEPWARM_API_KEY="")):
         assert (code, "Traceback" in said) == (2, False)

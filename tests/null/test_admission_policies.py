@@ -22,6 +22,7 @@ from keepwarm.workflow.admission.seats import Seat, Seating, Standing
 from keepwarm.workflow.admission.thunderagent import ThunderAgent
 from keepwarm.workflow.admission.weighted_fair import WeightedFair
 from keepwarm.workflow.admission.working_set import WorkingSet
+from keepwarm.workflow.admission.working_set_settings import WorkingSetSettings
 
 W0 = WorkerId("w0")
 NONE: list[str] = []
@@ -307,7 +308,7 @@ def test_thunderagent_places_the_largest_on_the_emptiest_backend() -> None:
 
 
 def test_working_set_gives_no_memory_to_who_is_ahead_while_another_waits_for_it() -> None:
-    desk = Desk(WorkingSet())
+    desk = Desk(WorkingSet(WorkingSetSettings(first_overcommit=1.0)))
     busy = room(4, num_tokens=4000)
     for name in ("a1", "a2"):
         desk.call(name, tenant="ahead", num_tokens=1200)
@@ -323,7 +324,7 @@ def test_working_set_gives_no_memory_to_who_is_ahead_while_another_waits_for_it(
 
 
 def test_working_set_takes_sessions_in_mid_task_before_new_ones() -> None:
-    desk = Desk(WorkingSet())
+    desk = Desk(WorkingSet(WorkingSetSettings(first_overcommit=1.0)))
     desk.call("old1", session="old")
     assert desk.goes(room(4, num_tokens=4000)) == ["old1"]
     desk.end("old1")

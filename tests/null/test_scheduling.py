@@ -16,7 +16,7 @@ from keepwarm.observe.record import decision_line
 from keepwarm.scheduling.plan import StepPlan, StepResult
 from keepwarm.scheduling.queue import ArrivalOrder, PriorityOrder, QueueOrder
 from keepwarm.scheduling.scheduler import Scheduler, SchedulerSettings
-from keepwarm.store.eviction.ordered import LeafLru
+from keepwarm.store.eviction.families import family_of
 from keepwarm.store.manager import BlockManager, StoreSettings
 from keepwarm.store.pricing import CostModel
 
@@ -43,7 +43,8 @@ class World:
 
     def __init__(self, *, blocks: int = 16, batch: int = 8, order: QueueOrder | None = None) -> None:
         self.blocks = BlockManager(
-            StoreSettings(block_size=4, num_device_blocks=blocks, num_host_blocks=blocks), new_policy=LeafLru
+            StoreSettings(block_size=4, num_device_blocks=blocks, num_host_blocks=blocks),
+            family=family_of("leaf-lru"),
         )
         self.scheduler = Scheduler(
             settings=SchedulerSettings(block_size=4, max_batch_tokens=batch, max_running=4),

@@ -3,7 +3,7 @@
 import pytest
 
 from keepwarm.core.blocks import BlockKey, Tier
-from keepwarm.store.eviction.ordered import LeafLru
+from keepwarm.store.eviction.families import family_of
 from keepwarm.store.placement import Placement
 from keepwarm.store.prefix import NO_COPY, Node, PrefixTree
 from keepwarm.store.slots import SlotPool
@@ -17,8 +17,8 @@ def placement(*, num_device: int = 4, num_host: int = 4) -> Placement:
     return Placement(
         num_device_blocks=num_device,
         num_host_blocks=num_host,
-        slow_tiers=[Tier.DISK, Tier.REMOTE],
-        new_policy=LeafLru,
+        slow_tiers={Tier.DISK: 100, Tier.REMOTE: 100},
+        family=family_of("leaf-lru"),
     )
 
 

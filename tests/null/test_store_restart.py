@@ -1,7 +1,7 @@
 """What a start makes of a disk that holds more than it may, or blocks that nothing leads to."""
 
 from keepwarm.core.blocks import BlockKey, Tier
-from keepwarm.store.eviction.ordered import LeafLru
+from keepwarm.store.eviction.families import family_of
 from keepwarm.store.manager import BlockManager, StoreSettings
 from keepwarm.store.record import NO_PARENT
 from keepwarm.store.tiers.base import TierFacts
@@ -19,7 +19,7 @@ def entry(name: str, parent: str | None) -> StoredEntry:
 def loaded(entries: list[StoredEntry], capacity_bytes: int) -> BlockManager:
     blocks = BlockManager(
         StoreSettings(num_device_blocks=4, num_host_blocks=4),
-        new_policy=LeafLru,
+        family=family_of("leaf-lru"),
         slow_tiers={Tier.DISK: TierFacts("disk", True, capacity_bytes)},
     )
     blocks.load(Tier.DISK, entries)

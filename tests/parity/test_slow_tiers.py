@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from keepwarm.compose.parts import EngineLimits, build_engine_loop, build_intake, counting_ids
+from keepwarm.compose.parts import EngineLimits, build_dispatch, build_engine_loop, counting_ids
 from keepwarm.compose.simulated import build_simulation
 from keepwarm.core.blocks import BlockKey, Namespace, Tier, extend_chain
 from keepwarm.core.events import RequestFinished, TokensGenerated
@@ -24,7 +24,7 @@ from keepwarm.core.stats import WorkerStats
 from keepwarm.engine.executor import ModelInfo
 from keepwarm.observe.record import DecisionRecord
 from keepwarm.scheduling.plan import StepPlan
-from keepwarm.sim.loop import Arrival, Simulation
+from keepwarm.sim.loop import Arrival
 from keepwarm.store.record import NO_PARENT
 from keepwarm.store.tiers.base import TierFacts
 from keepwarm.store.tiers.counted import CountedBlockStore
@@ -102,7 +102,7 @@ class LiveRun:
 
     lines: list[str]
     arrivals: list[Arrival]
-    cancels: list[tuple[float, RequestId, WorkerId]]
+    cancels: list[tuple[float, RequestId]]
     stats: list[WorkerStats]
 
 
@@ -147,13 +147,13 @@ async def run_live(workload: Sequence[Agent]) -> LiveRun:
     ]
     for worker in workers:
         worker.start()
-    intake, router = build_intake(
+    dispatch = build_dispatch(
         workers=workers,
         on_decision=record,
         new_request_id=counting_ids("r"),
         new_session_id=counting_ids("s"),
     )
-    workflow = Workflow(clock=clock, intake=intake, router=router, workers=workers)
+    workflow = Workflow(clock=clock, dispatch=dispatch, workers=workers)
     workflow.start()
     run = LiveRun([], [], [], [])
 
@@ -170,7 +170,7 @@ async def run_live(workload: Sequence[Agent]) -> LiveRun:
                 async def leave(after_s: float = agent.leaves_after_s[turn], going: Any = generation) -> None:
                     await clock.sleep(after_s)
                     request_id = going.request.request_id
-                    run.cancels.append((clock.now_s(), request_id, going._worker.worker_id))
+                    run.cancels.append((clock.now_s(), request_id))
                     going.cancel()
 
                 leaving = asyncio.create_task(leave())
@@ -192,16 +192,6 @@ async def run_live(workload: Sequence[Agent]) -> LiveRun:
     return run
 
 
-def cancel_later(simulation: Simulation, at_s: float, request_id: RequestId, worker_id: WorkerId) -> None:
-    worker = simulation._workers[worker_id]
-
-    def cancel() -> None:
-        worker.engine.cancel(request_id, at_s)
-        simulation._wake(worker)
-
-    simulation._at(at_s, 1, cancel)
-
-
 def run_simulated(live: LiveRun) -> list[str]:
     record = DecisionRecord()
     simulation = build_simulation(
@@ -215,7 +205,7 @@ def run_simulated(live: LiveRun) -> list[str]:
         contents=contents(),
     )
     for cancel in live.cancels:
-        cancel_later(simulation, *cancel)
+        simulation.cancel_at(*cancel)
     simulation.run(live.arrivals)
     assert len(simulation.finished) == len(live.arrivals)
     return record.lines

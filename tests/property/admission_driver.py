@@ -268,6 +268,7 @@ class ToyCluster:
             tools=("Bash",),
             num_prompt_tokens=run.call.num_prompt_tokens,
             num_output_tokens=run.output,
+            num_prefilled_tokens=run.cold,
             expected_return_s=self._hints.expected_return_s,
         )
         self.policy.on_ended(run.call.request_id, turn, service_s, self.now_s)

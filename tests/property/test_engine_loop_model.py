@@ -19,7 +19,7 @@ from keepwarm.engine.executor import ModelInfo
 from keepwarm.scheduling.queue import ArrivalOrder, PriorityOrder
 from keepwarm.scheduling.scheduler import Scheduler, SchedulerSettings
 from keepwarm.store.block import BackgroundTask
-from keepwarm.store.eviction.ordered import LeafFifo, LeafLru
+from keepwarm.store.eviction.families import family_of
 from keepwarm.store.manager import BlockManager, StoreSettings
 from keepwarm.store.pricing import CostModel
 from keepwarm.store.tiers.base import TaskOutcome, TierFacts
@@ -129,7 +129,7 @@ def test_every_request_gets_the_tokens_it_would_get_alone(
         StoreSettings(
             block_size=BLOCK_SIZE, num_device_blocks=num_device, num_host_blocks=num_host, retention_bytes=5
         ),
-        new_policy=LeafLru if is_lru else LeafFifo,
+        family=family_of("leaf-lru" if is_lru else "leaf-fifo"),
         slow_tiers=slow_tiers,
     )
     costs = CostModel(block_bytes=1, block_size=BLOCK_SIZE)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from keepwarm.core.blocks import BlockKey, Tier
 from keepwarm.core.errors import TierUnavailable
+from keepwarm.store.eviction.families import SimpleFamily, family_of
 from keepwarm.store.eviction.ordered import LeafLru
 from keepwarm.store.manager import BlockManager, StoreSettings
 from keepwarm.store.placement import Placement
@@ -53,17 +54,17 @@ def loads(draw: st.DrawFn) -> list[Load]:
     ]
 
 
-def recorded(policies: list[LeafLru]) -> Callable[[], LeafLru]:
+def recorded(policies: list[LeafLru[BlockKey]]) -> Callable[[Tier, int], LeafLru[BlockKey]]:
     """Makes policies and keeps them in `policies`."""
 
-    def new_policy() -> LeafLru:
+    def new_policy(tier: Tier, num_blocks: int) -> LeafLru[BlockKey]:
         policies.append(LeafLru())
         return policies[-1]
 
     return new_policy
 
 
-def drain(policy: LeafLru) -> list[BlockKey]:
+def drain(policy: LeafLru[BlockKey]) -> list[BlockKey]:
     order: list[BlockKey] = []
     while (victim := policy.peek(0.0)) is not None:
         order.append(victim)
@@ -75,12 +76,12 @@ class SlowLoader:
     """The reference: one entry after the other through `insert` and `add_copy`, which keep the policies right."""
 
     def __init__(self) -> None:
-        self.policies: list[LeafLru] = []
+        self.policies: list[LeafLru[BlockKey]] = []
         self.placement = Placement(
             num_device_blocks=2,
             num_host_blocks=2,
-            slow_tiers=SLOW_TIERS,
-            new_policy=recorded(self.policies),
+            slow_tiers=dict.fromkeys(SLOW_TIERS, 1000),
+            family=SimpleFamily("leaf-lru@1", recorded(self.policies)),
         )
         self.tree = self.placement.tree
 
@@ -142,10 +143,10 @@ def test_a_tree_loaded_at_once_is_the_one_made_step_by_step(tiers: list[Load]) -
 @given(loads())
 @settings(max_examples=400, deadline=None)
 def test_a_loaded_store_is_consistent_and_evicts_in_the_same_order(tiers: list[Load]) -> None:
-    policies: list[LeafLru] = []
+    policies: list[LeafLru[BlockKey]] = []
     manager = BlockManager(
         StoreSettings(num_device_blocks=2, num_host_blocks=2),
-        new_policy=recorded(policies),
+        family=SimpleFamily("leaf-lru@1", recorded(policies)),
         slow_tiers=SLOW_TIERS,
     )
     reference = SlowLoader()
@@ -172,7 +173,9 @@ def test_the_garbage_collector_is_left_as_it_was() -> None:
         raise TierUnavailable("the disk is gone")
 
     manager = BlockManager(
-        StoreSettings(num_device_blocks=2, num_host_blocks=2), new_policy=LeafLru, slow_tiers=SLOW_TIERS
+        StoreSettings(num_device_blocks=2, num_host_blocks=2),
+        family=family_of("leaf-lru"),
+        slow_tiers=SLOW_TIERS,
     )
     num_frozen = gc.get_freeze_count()
     with pytest.raises(TierUnavailable):

@@ -1,18 +1,60 @@
 """The block manager against random programs: nothing leaks, nothing is used twice, contents stay right."""
 
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from keepwarm.core.blocks import BlockKey, Namespace, Tier, extend_chain
-from keepwarm.core.ids import RequestId
+from keepwarm.core.ids import DEFAULT_TENANT, RequestId, SessionId, SessionKey
 from keepwarm.store.block import Move, Presence
+from keepwarm.store.eviction.families import SimpleFamily
 from keepwarm.store.eviction.ordered import LeafLru
+from keepwarm.store.eviction.policy import BlockFacts
 from keepwarm.store.lease import Lease
 from keepwarm.store.manager import BlockManager, StoreSettings
 
 BLOCK_SIZE = 2
+SESSION: SessionKey = (DEFAULT_TENANT, SessionId("s"))
 ROOT = Namespace(model="m", block_size=BLOCK_SIZE).root()
+
+
+class Clocked(LeafLru[BlockKey]):
+    """Time never runs backwards for a policy."""
+
+    latest_s = 0.0
+
+    def add(self, key: BlockKey, facts: BlockFacts, now_s: float) -> None:
+        self._see(now_s)
+        assert facts.num_uses >= 1
+        assert facts.session == SESSION
+        super().add(key, facts, now_s)
+
+    def peek(self, now_s: float) -> BlockKey | None:
+        self._see(now_s)
+        return super().peek(now_s)
+
+    def _see(self, now_s: float) -> None:
+        assert now_s >= self.latest_s
+        self.latest_s = now_s
+
+
+class Listening(SimpleFamily):
+    """Writes down what it is told."""
+
+    def __init__(self) -> None:
+        super().__init__("listening@1", lambda tier, num_blocks: Clocked())
+        self.left: list[tuple[BlockKey, ...]] = []
+        self.prompts: list[tuple[BlockKey, ...]] = []
+
+    def on_prompt(self, prompt: Sequence[Sequence[Any]], session: SessionKey | None, now_s: float) -> None:
+        self.prompts += map(tuple, prompt)
+
+    def on_left_memory(self, run: Sequence[Any], now_s: float) -> None:
+        self.left.append(tuple(run))
 
 
 class StoreMachine(RuleBasedStateMachine):
@@ -20,7 +62,10 @@ class StoreMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.manager = BlockManager(StoreSettings(num_device_blocks=8, num_host_blocks=6), new_policy=LeafLru)
+        self.family = Listening()
+        self.manager = BlockManager(StoreSettings(num_device_blocks=8, num_host_blocks=6), family=self.family)
+        self.in_memory: set[BlockKey] = set()
+        self.parents: dict[BlockKey, BlockKey] = {}
         self.bytes: dict[Tier, dict[int, BlockKey]] = {Tier.DEVICE: {}, Tier.HOST: {}}
         self.leases: dict[Lease, list[BlockKey]] = {}
         self.now_s = 0.0
@@ -57,7 +102,11 @@ class StoreMachine(RuleBasedStateMachine):
             num_hits=num_hits,
             num_blocks=len(keys) + num_extra,
             now_s=self.now_s,
+            session=SESSION,
         )
+        assert self.family.prompts == ([tuple(keys)] if lease is not None and keys else [])
+        self.family.prompts.clear()
+        self.parents.update(zip(keys[1:], keys, strict=False))
         if lease is not None:
             self.leases[lease] = keys
             assert len(lease.block_ids) == len(keys) + num_extra
@@ -100,6 +149,23 @@ class StoreMachine(RuleBasedStateMachine):
     def is_consistent(self) -> None:
         self.manager.check_invariants()
         assert self.manager.num_open_leases == len(self.leases)
+
+    @invariant()
+    def the_family_knows_what_left_memory(self) -> None:
+        nodes = self.manager._placement.tree
+        in_memory = {node.key for node in nodes if {Tier.DEVICE, Tier.HOST} & node.copies.keys()}
+        left = [key for run in self.family.left for key in run]
+        assert len(left) == len(set(left))
+        assert set(left) == self.in_memory - in_memory
+        staying = set(self.in_memory)
+        for run in self.family.left:
+            assert all(self.parents[after] == before for before, after in pairwise(run))
+            staying.difference_update(run)
+            assert not any(self.parents.get(key) in run for key in staying), (
+                "a child leaves before its parent"
+            )
+        self.family.left.clear()
+        self.in_memory = in_memory
 
     def teardown(self) -> None:
         for lease in self.leases:

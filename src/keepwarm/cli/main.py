@@ -12,7 +12,7 @@ from keepwarm.core.errors import ConfigurationError, KeepwarmError
 
 
 def build_app() -> App:
-    from keepwarm.cli import bench, doctor, models, serve, worker
+    from keepwarm.cli import bench, doctor, models, replay, serve, worker
     from keepwarm.cli.demo import command as demo
     from keepwarm.cli.kv import command as kv
 
@@ -25,6 +25,7 @@ def build_app() -> App:
     app.command(demo.demo)
     app.command(models.build_app())
     app.command(kv.build_app())
+    app.command(replay.replay)
     app.command(bench.build_app())
     app.command(doctor.build_app())
     app.command(worker.worker, show=False)

@@ -20,10 +20,11 @@ import uvicorn
 
 from keepwarm import __version__
 from keepwarm.compose.clock import MonotonicClock
-from keepwarm.compose.parts import build_intake
+from keepwarm.compose.parts import build_dispatch
 from keepwarm.compose.settings import SCRIPTED_MODEL, ServeSettings, WorkerPlace
 from keepwarm.compose.supervisor import WorkerProcess
 from keepwarm.compose.worker_process import local_worker
+from keepwarm.core.blocks import Tier
 from keepwarm.core.errors import ConfigurationError, WorkerLost
 from keepwarm.core.ids import WorkerId
 from keepwarm.core.stats import WorkerStats
@@ -38,6 +39,7 @@ from keepwarm.supply.models import resolve_model
 from keepwarm.testing.text import byte_text_assets
 from keepwarm.workers.remote import RemoteWorker
 from keepwarm.workers.worker import Worker
+from keepwarm.workflow.rooms import WorkerCapacity
 from keepwarm.workflow.service import Workflow
 
 WORKER_ID = WorkerId("w0")
@@ -64,18 +66,22 @@ async def running_server(settings: ServeSettings) -> AsyncIterator[RunningServer
     Raises ConfigurationError, MissingExtra or ModelFileError when it cannot start.
     """
     async with AsyncExitStack() as stack:
+        policies = settings.policies()
         listener = _listen(settings)
         stack.callback(listener.close)
         text = _text_model(settings)
         record = DecisionRecord(stack.enter_context(_line_writer(settings.decision_log)))
         worker, pid = await _start_worker(settings, record, stack)
-        intake, router = build_intake(
+        num_tokens = (await worker.stats()).total_blocks[Tier.DEVICE] * worker.info.block_size
+        dispatch = build_dispatch(
             workers=[worker],
             on_decision=record,
             new_request_id=lambda: f"req-{secrets.token_hex(12)}",
             new_session_id=lambda: f"ses-{secrets.token_hex(8)}",
+            policies=policies,
+            capacities={WORKER_ID: WorkerCapacity(num_tokens=num_tokens, num_slots=settings.max_running)},
         )
-        workflow = Workflow(intake=intake, router=router, workers=[worker], clock=MonotonicClock())
+        workflow = Workflow(dispatch=dispatch, workers=[worker], clock=MonotonicClock())
         workflow.start()
         stack.push_async_callback(workflow.close)
         gateway = _gateway(settings, text, worker, workflow)

@@ -5,23 +5,26 @@ Never opens a socket, reads a clock or loads a model: those come in through the 
 """
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from keepwarm.compose.policies import PolicyNames, new_admission, new_family, new_routing
 from keepwarm.core.blocks import Tier
 from keepwarm.core.decision import Decision
+from keepwarm.core.ids import WorkerId
 from keepwarm.engine.executor import Executor, ModelInfo
-from keepwarm.routing.policy import LeastWork
 from keepwarm.routing.router import Routable, Router
 from keepwarm.scheduling.queue import PriorityOrder
 from keepwarm.scheduling.scheduler import Scheduler, SchedulerSettings
-from keepwarm.store.eviction.ordered import LeafLru
 from keepwarm.store.manager import BlockManager, StoreSettings
 from keepwarm.store.pricing import CostModel
 from keepwarm.store.tiers.base import BlockStore
 from keepwarm.workers.engine_loop import EngineLoop
+from keepwarm.workflow.dispatch import Dispatch
+from keepwarm.workflow.gate import Gate
 from keepwarm.workflow.intake import Intake
+from keepwarm.workflow.rooms import Rooms, WorkerCapacity
 from keepwarm.workflow.sessions import SessionTable
 
 DecisionSink = Callable[[float, Decision[Any]], None]
@@ -47,7 +50,9 @@ def counting_ids(prefix: str) -> Callable[[], str]:
     return lambda: f"{prefix}{next(counter)}"
 
 
-def _block_manager(block_store: BlockStore, block_size: int, limits: EngineLimits) -> BlockManager:
+def _block_manager(
+    block_store: BlockStore, block_size: int, limits: EngineLimits, policies: PolicyNames
+) -> BlockManager:
     """The mind of `block_store`, knowing what its slow tiers hold already."""
     num_blocks = {tier: block_store.num_slots(tier) for tier in (Tier.DEVICE, Tier.HOST)}
     retention_bytes = limits.retention_bytes
@@ -62,7 +67,7 @@ def _block_manager(block_store: BlockStore, block_size: int, limits: EngineLimit
             retention_bytes=retention_bytes,
             mirrors_to_host=limits.mirrors_to_host,
         ),
-        new_policy=LeafLru,
+        family=new_family(policies, block_size=block_size),
         slow_tiers=block_store.slow_tiers,
     )
     for tier in block_store.slow_tiers:
@@ -76,10 +81,12 @@ def build_engine_loop(
     block_store: BlockStore,
     limits: EngineLimits,
     on_decision: DecisionSink,
+    policies: PolicyNames | None = None,
     checks_invariants: bool = False,
 ) -> EngineLoop:
+    """`policies`: those of the whole server; None: the defaults."""
     info = executor.info
-    blocks = _block_manager(block_store, info.block_size, limits)
+    blocks = _block_manager(block_store, info.block_size, limits, policies or PolicyNames())
     costs = CostModel(block_bytes=block_store.block_bytes, block_size=info.block_size)
     settings = SchedulerSettings(
         block_size=info.block_size,
@@ -98,20 +105,35 @@ def build_engine_loop(
     )
 
 
-def build_intake(
+def build_dispatch(
     *,
     workers: Sequence[Routable],
     on_decision: DecisionSink,
     new_request_id: Callable[[], str],
     new_session_id: Callable[[], str],
-) -> tuple[Intake, Router]:
-    router = Router(workers=workers, policy=LeastWork())
+    policies: PolicyNames | None = None,
+    capacities: Mapping[WorkerId, WorkerCapacity] | None = None,
+) -> Dispatch:
+    """The way from drafts to `workers`. `capacities`: where known; a worker without one holds nothing back.
+
+    Raises ConfigurationError for a policy that nobody knows.
+    """
+    policies = policies or PolicyNames()
     models: dict[str, ModelInfo] = {worker.info.name: worker.info for worker in workers}
+    block_size = max(info.block_size for info in models.values())
+    known = capacities or {}
+    num_slots = min((capacity.num_slots for capacity in known.values()), default=EngineLimits().max_running)
+    router = Router(
+        workers=workers,
+        policy=new_routing(policies, block_size=block_size, num_slots=num_slots),
+        capacity_tokens={worker_id: capacity.num_tokens for worker_id, capacity in known.items()},
+    )
     intake = Intake(
         models=models,
         sessions=SessionTable(new_id=new_session_id),
-        router=router,
         new_request_id=new_request_id,
         on_decision=on_decision,
     )
-    return intake, router
+    gate = Gate(new_admission(policies), on_decision=on_decision)
+    rooms = Rooms(workers, known)
+    return Dispatch(intake=intake, gate=gate, router=router, rooms=rooms, on_decision=on_decision)

@@ -11,8 +11,11 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from keepwarm.compose.policies import EVICTION_NAMES, PolicyNames
 from keepwarm.observe.logs import LogFormat
+from keepwarm.routing.by_name import ROUTING_NAMES
 from keepwarm.supply.catalogue import DEFAULT_MODEL_NAME
+from keepwarm.workflow.admission.by_name import NAMES as ADMISSION_NAMES
 
 SCRIPTED_MODEL = "scripted"
 """A model name that loads no model: an engine with scripted tokens, for trying clients without torch."""
@@ -117,6 +120,18 @@ class EngineSettingsPart(BaseSettings):
             "networks you trust. Default: off."
         ),
     ] = None
+    eviction: Annotated[
+        str, Field(description=f"Which KV blocks leave a full tier first: {', '.join(EVICTION_NAMES)}.")
+    ] = PolicyNames().eviction
+    routing: Annotated[
+        str, Field(description=f"Which worker gets a request: {', '.join(ROUTING_NAMES)}.")
+    ] = PolicyNames().routing
+    admission: Annotated[
+        str,
+        Field(
+            description=f"Which calls may go to a worker now, and in which order: {', '.join(ADMISSION_NAMES)}."
+        ),
+    ] = PolicyNames().admission
     num_threads: Annotated[
         int | None, Field(ge=1, description="Threads of the engine. Default: one for each core.")
     ] = None
@@ -126,6 +141,10 @@ class EngineSettingsPart(BaseSettings):
     log_format: Annotated[
         LogFormat | None, Field(description="Form of log lines. Default: console on a terminal, else JSON.")
     ] = None
+
+    def policies(self) -> PolicyNames:
+        """Raises ConfigurationError for a policy that nobody knows."""
+        return PolicyNames(eviction=self.eviction, routing=self.routing, admission=self.admission)
 
 
 class ServeSettings(EngineSettingsPart):

@@ -5,13 +5,15 @@ Never defines a policy. Called by the parity test and by other tests.
 
 from collections.abc import Callable, Mapping
 
-from keepwarm.compose.parts import DecisionSink, EngineLimits, build_engine_loop, build_intake, counting_ids
+from keepwarm.compose.parts import DecisionSink, EngineLimits, build_dispatch, build_engine_loop, counting_ids
+from keepwarm.compose.policies import PolicyNames
 from keepwarm.core.blocks import BlockKey, Tier
 from keepwarm.core.ids import WorkerId
 from keepwarm.engine.executor import Executor
 from keepwarm.sim.loop import SimulatedWorker, Simulation
 from keepwarm.store.tiers.base import TierFacts
 from keepwarm.store.tiers.counted import CountedBlockStore
+from keepwarm.workflow.rooms import WorkerCapacity
 
 
 def build_simulation(
@@ -25,6 +27,7 @@ def build_simulation(
     slow_tiers: Mapping[Tier, TierFacts] | None = None,
     slow_bytes_per_s: float = float("inf"),
     contents: Mapping[WorkerId, Mapping[Tier, dict[BlockKey, BlockKey]]] | None = None,
+    policies: PolicyNames | None = None,
 ) -> Simulation:
     """One simulated worker for each executor, all with the same tiers of `num_slots` blocks.
 
@@ -47,14 +50,23 @@ def build_simulation(
                 ),
                 limits=limits,
                 on_decision=on_decision,
+                policies=policies,
             ),
         )
         for worker_id, executor in executors.items()
     ]
-    intake, router = build_intake(
+    capacities = {
+        worker.worker_id: WorkerCapacity(
+            num_tokens=num_slots[Tier.DEVICE] * worker.info.block_size, num_slots=limits.max_running
+        )
+        for worker in workers
+    }
+    dispatch = build_dispatch(
         workers=workers,
         on_decision=on_decision,
         new_request_id=new_request_id or counting_ids("r"),
         new_session_id=counting_ids("s"),
+        policies=policies,
+        capacities=capacities,
     )
-    return Simulation(intake=intake, router=router, workers=workers)
+    return Simulation(dispatch=dispatch, workers=workers)

@@ -62,6 +62,7 @@ def _build(settings: EngineSettingsPart, on_decision: DecisionSink) -> tuple[Eng
                 mirrors_to_host=settings.kv_peer_listen is not None,
             ),
             on_decision=on_decision,
+            policies=settings.policies(),
         )
     except BaseException:
         engine.executor.close()

@@ -8,7 +8,7 @@ import enum
 from dataclasses import dataclass, field
 
 from keepwarm.core.blocks import BlockKey, Tier
-from keepwarm.core.ids import DEFAULT_TENANT, RequestId, SessionId, TenantId, WorkflowId
+from keepwarm.core.ids import DEFAULT_TENANT, RequestId, SessionId, SessionKey, TenantId, WorkflowId
 
 NO_BLOCKS = BlockKey(b"")
 
@@ -136,6 +136,22 @@ class Request:
     retention: RetentionWish | None = None
     expected_return_s: float | None = None
     """Seconds from the end of this request to its session's next one, as the workflow layer predicts them."""
+    after_tool: bool = False
+    """Whether the prompt ends with a tool's result (rather than with words of a human)."""
+
+    @property
+    def session_key(self) -> SessionKey:
+        return self.tenant_id, self.session.session_id
+
+    @property
+    def workflow_key(self) -> SessionKey:
+        """Shared by a session and its sub-agents."""
+        return self.tenant_id, SessionId(self.session.workflow_id)
+
+    @property
+    def parent_key(self) -> SessionKey | None:
+        parent_id = self.session.parent_session_id
+        return None if parent_id is None else (self.tenant_id, parent_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

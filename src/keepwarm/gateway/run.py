@@ -20,6 +20,7 @@ from keepwarm.core.errors import (
 from keepwarm.core.events import RequestFinished, SampledToken, TokensGenerated
 from keepwarm.core.request import FinishReason, RetentionReport, Usage
 from keepwarm.gateway.service import Generation, TokenSource
+from keepwarm.gateway.stops import StopReader
 from keepwarm.gateway.text.events import TurnEvent
 from keepwarm.gateway.text.turn import TurnReader
 from keepwarm.workflow.draft import Draft
@@ -36,6 +37,8 @@ class Choice:
     prompt_index: int
     draft: Draft
     reader: TurnReader
+    offers_tools: bool = False
+    """Whether the answer may call tools, and its calls are parsed here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +97,9 @@ async def run_choices(
 
 async def _run_choice(source: TokenSource, choice: Choice, sink: Sink, stop_grace_s: float) -> None:
     generation = source.generate(choice.draft)
+    stop_reader = StopReader(offers_tools=choice.offers_tools)
     try:
-        finished = await _read_tokens(generation, choice, sink)
+        finished = await _read_tokens(generation, choice, stop_reader, sink)
         tail = choice.reader.finish()
         stopped_by = choice.reader.stopped_by
         if stopped_by is not None:
@@ -108,6 +112,9 @@ async def _run_choice(source: TokenSource, choice: Choice, sink: Sink, stop_grac
             raise failure_of(finished)
         else:
             reason, usage = finished.reason, finished.usage
+        stop_reader.feed(tail)
+        # Before the client sees the end: its next call must not overtake this.
+        generation.tell_stop(*stop_reader.stop(reason))
         if tail:
             await sink(ChoiceDelta(choice.index, tuple(tail), ()))
         retention = finished.retention if finished is not None else None
@@ -117,7 +124,9 @@ async def _run_choice(source: TokenSource, choice: Choice, sink: Sink, stop_grac
             await generation.aclose()
 
 
-async def _read_tokens(generation: Generation, choice: Choice, sink: Sink) -> RequestFinished | None:
+async def _read_tokens(
+    generation: Generation, choice: Choice, stop_reader: StopReader, sink: Sink
+) -> RequestFinished | None:
     """Feed the reader until the terminal event, which is returned, or until a stop string matched."""
     reader = choice.reader
     async for event in generation:
@@ -126,6 +135,7 @@ async def _read_tokens(generation: Generation, choice: Choice, sink: Sink) -> Re
         tokens = event.tokens
         num_fed_before = reader.num_tokens_used
         events = reader.feed([token.token_id for token in tokens])
+        stop_reader.feed(events)
         if reader.stopped_by is not None:
             tokens = tokens[: reader.num_tokens_used - num_fed_before]
         await sink(ChoiceDelta(choice.index, tuple(events), tokens))

@@ -13,6 +13,7 @@ import structlog
 
 from keepwarm.core.errors import ModelNotFound
 from keepwarm.core.events import RequestEvent
+from keepwarm.core.turns import Stop
 from keepwarm.engine.executor import ModelInfo
 from keepwarm.gateway.text.model import TextModel
 from keepwarm.observe.metrics import GatewayMetrics
@@ -26,6 +27,10 @@ class Generation(Protocol):
 
     def cancel(self) -> None:
         """End the call early. The stream still yields its `RequestFinished`. May be called twice."""
+        ...
+
+    def tell_stop(self, stop: Stop, tools: tuple[str, ...]) -> None:
+        """How the answer stopped, and the names of the tools it calls; after the last event was taken."""
         ...
 
     async def aclose(self) -> None:

@@ -17,8 +17,9 @@ from keepwarm.core.blocks import Tier
 from keepwarm.core.decision import Decision
 from keepwarm.core.errors import ContextTooLong
 from keepwarm.core.events import RequestEvent, RequestFinished, SampledToken, TokensGenerated
-from keepwarm.core.ids import RequestId
+from keepwarm.core.ids import RequestId, SessionKey
 from keepwarm.core.request import FinishReason, Request, RetentionReport
+from keepwarm.core.turns import TurnEnd
 from keepwarm.scheduling.plan import Chunk, StepPlan, StepResult
 from keepwarm.scheduling.queue import QueueOrder, WaitingQueue
 from keepwarm.scheduling.sequence import Sequence
@@ -79,6 +80,10 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self._by_id)
 
+    def is_calling(self, session: SessionKey) -> bool:
+        """Whether a request of `session` waits or runs."""
+        return any(sequence.request.session_key == session for sequence in self._by_id.values())
+
     # ------------------------------------------------------------------ requests in and out
 
     def submit(self, request: Request, now_s: float = 0.0) -> None:
@@ -92,6 +97,7 @@ class Scheduler:
         sequence = Sequence.of(request)
         self._by_id[request.request_id] = sequence
         self._waiting.add(sequence)
+        self._blocks.turns.on_turn_started(request.session_key, now_s)
         self._warming.on_arrival(request, now_s)
 
     def cancel(self, request_id: RequestId, now_s: float) -> None:
@@ -116,6 +122,7 @@ class Scheduler:
 
     def plan(self, now_s: float) -> StepPlan | None:
         """The next step, or None when nothing can run. Moves of the plan must be executed before it runs."""
+        self._blocks.begin(now_s)
         self._blocks.retention.expire(now_s)
         self._warming.begin(now_s)
         chunks: list[Chunk] = []
@@ -219,6 +226,7 @@ class Scheduler:
             num_blocks=num_blocks,
             now_s=now_s,
             token_ids=sequence.tokens,
+            session=sequence.request.session_key,
         )
         if lease is None:
             return False
@@ -308,6 +316,7 @@ class Scheduler:
         request = sequence.request
         del self._by_id[request.request_id]
         self._held.discard(request.request_id)
+        self._tell_turn_ended(sequence, now_s)
         retention: RetentionReport | None = None
         if sequence.lease:
             if request.retention:
@@ -334,3 +343,20 @@ class Scheduler:
                 retention=retention,
             )
         )
+
+    def _tell_turn_ended(self, sequence: Sequence, now_s: float) -> None:
+        """What is known of the turn here; how it stopped is told by `EngineLoop.note`, later."""
+        request, turns = sequence.request, self._blocks.turns
+        turn = TurnEnd(
+            session=request.session_key,
+            after_tool=request.after_tool,
+            is_subagent=request.session.parent_session_id is not None,
+            num_prompt_tokens=sequence.num_prompt,
+            num_output_tokens=sequence.num_output,
+            num_prefilled_tokens=sequence.num_prefilled,
+            expected_return_s=request.hints.expected_return_s,
+            is_final=request.session.is_final,
+        )
+        turns.on_turn_ended(turn, now_s)
+        if turn.is_final:
+            turns.on_session_closed(turn.session, now_s)

@@ -174,7 +174,7 @@ class Warming:
 
     def on_arrival(self, request: Request, now_s: float) -> None:
         """A session is back: what is being fetched for it is wanted, or was a wrong guess."""
-        session = _session_of(request)
+        session = request.session_key
         self._agenda.forget(session)
         move_ids = self._prefetches.pop(session, ())
         wanted = set(request.prompt_keys)
@@ -195,7 +195,7 @@ class Warming:
     def on_finished(self, sequence: Sequence, now_s: float) -> None:
         request = sequence.request
         self._told.pop(request.request_id, None)
-        session = _session_of(request)
+        session = request.session_key
         if request.session.is_final:
             self._agenda.forget(session)
         elif request.expected_return_s is not None and sequence.keys and self._traffic.slow_tiers:
@@ -264,7 +264,3 @@ class Warming:
         return min(
             (instant for instant in instants if instant is not None and instant > self._begun_s), default=None
         )
-
-
-def _session_of(request: Request) -> SessionKey:
-    return request.tenant_id, request.session.session_id

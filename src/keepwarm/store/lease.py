@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import TracebackType
 
 from keepwarm.core.blocks import BlockKey, Tier
-from keepwarm.core.ids import RequestId
+from keepwarm.core.ids import RequestId, SessionKey
 from keepwarm.store.prefix import Node
 
 
@@ -18,8 +18,14 @@ class Lease:
     Fields are written by `store.manager` only; holders read `block_ids` and call `release`.
     """
 
-    def __init__(self, request_id: RequestId, on_release: Callable[["Lease", float], None]) -> None:
+    def __init__(
+        self,
+        request_id: RequestId,
+        on_release: Callable[["Lease", float], None],
+        session: SessionKey | None = None,
+    ) -> None:
         self.request_id = request_id
+        self.session = session
         self.nodes: list[Node] = []
         """Findable blocks held, in order; they cannot be evicted while the lease is open."""
         self.block_ids: list[int] = []

@@ -9,20 +9,22 @@ promoted back, or dropped. Beside that it is saved to the slow tiers, and fetche
 
 import gc
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from keepwarm.core.blocks import BlockKey, Tier
 from keepwarm.core.decision import Decision
 from keepwarm.core.events import BlockEvent, BlocksStored
-from keepwarm.core.ids import RequestId, TenantId
+from keepwarm.core.ids import RequestId, SessionKey, TenantId
 from keepwarm.core.request import RetentionReport, RetentionWish
+from keepwarm.core.turns import TurnListener
 from keepwarm.store.block import KEYED_TIERS, BackgroundTask, Lookup, Move, PrefixMatch, Presence, Probe
-from keepwarm.store.eviction.policy import EvictionPolicy
+from keepwarm.store.eviction.policy import EvictionFamily
+from keepwarm.store.eviction.yielding import YieldingFamily
 from keepwarm.store.fetching import Fetcher
 from keepwarm.store.invariants import check_store
 from keepwarm.store.lease import Lease
-from keepwarm.store.placement import Placement, PlacementCounters
+from keepwarm.store.placement import MAX_REMOTE_BLOCKS, Placement, PlacementCounters
 from keepwarm.store.prefix import LEVELS, Node
 from keepwarm.store.record import NO_PARENT, BlockLabel
 from keepwarm.store.retention import RetentionLedger
@@ -55,7 +57,7 @@ class BlockManager:
         self,
         settings: StoreSettings,
         *,
-        new_policy: Callable[[], EvictionPolicy[BlockKey]],
+        family: EvictionFamily,
         slow_tiers: Mapping[Tier, TierFacts] | None = None,
     ) -> None:
         self._settings = settings
@@ -63,9 +65,10 @@ class BlockManager:
         self._placement = Placement(
             num_device_blocks=settings.num_device_blocks,
             num_host_blocks=settings.num_host_blocks,
-            slow_tiers=tiers,
-            new_policy=new_policy,
+            slow_tiers={tier: _num_blocks(facts, settings.block_bytes) for tier, facts in tiers.items()},
+            family=family,
         )
+        self._family = family
         self.traffic = Traffic(self._placement, tiers=tiers)
         self.saver = Saver(
             self._placement,
@@ -198,6 +201,28 @@ class BlockManager:
             return None
         return node.copies[Tier.HOST], node.parent.key if node.parent else NO_PARENT
 
+    # ------------------------------------------------------------------ time and turns
+
+    def begin(self, now_s: float) -> None:
+        """It is `now_s` for everything that follows; never goes back.
+
+        What takes the time says so by itself. For the rest (`grow`, `complete`, `abort`, the plans of `saver`)
+        the scheduler does, once for each step.
+        """
+        if now_s > self._placement.now_s:
+            self._placement.now_s = now_s
+
+    @property
+    def turns(self) -> TurnListener:
+        """Who must hear of turns: before a request's blocks are acquired, and before they are released."""
+        return self._family
+
+    def set_paused(self, session: SessionKey, is_paused: bool, now_s: float) -> None:
+        """Let blocks of `session` go first, or no longer; no family has to know pauses."""
+        self.begin(now_s)
+        if isinstance(self._family, YieldingFamily):
+            self._family.set_paused(session, is_paused, now_s)
+
     # ------------------------------------------------------------------ leases
 
     def acquire(
@@ -209,6 +234,7 @@ class BlockManager:
         num_blocks: int,
         now_s: float,
         token_ids: Sequence[int] = (),
+        session: SessionKey | None = None,
     ) -> Lease | None:
         """Hold the first `num_hits` blocks of `keys` (all HIT in memory) and room for `num_blocks` blocks in all.
 
@@ -216,26 +242,35 @@ class BlockManager:
         after the hits are announced as pending, so that others wait for them instead of computing them.
         Returns None, changing nothing, when the device cannot hold that much now. `token_ids` are those of
         `keys`; they go into the records of blocks that a slow tier lacks.
+
+        The eviction family is told of the prompt each time, also of a request that was preempted meanwhile.
         """
         placement = self._placement
+        self.begin(now_s)
         nodes = placement.tree.longest_prefix(keys[:num_hits])
         for node in nodes:  # pinned first, so that making room cannot evict them
             placement.pin(node)
         on_host = [node for node in nodes if Tier.DEVICE not in node.copies]
-        slots = placement.allocate_device(len(on_host) + num_blocks - len(nodes))
+        num_needed = len(on_host) + num_blocks - len(nodes)
+        if self.has_device_room(num_needed) and keys:
+            self._family.on_prompt((tuple(keys),), session, placement.now_s)
+        slots = placement.allocate_device(num_needed)
         if slots is None:
             for node in nodes:
                 placement.unpin(node)
             return None
         found_on = Counter(map(self.fetcher.found_on, nodes))
+        for node in on_host:
+            node.num_uses = 0
         if on_host:
             placement.promote(on_host, slots[: len(on_host)])
-        lease = Lease(request_id, self._release)
+        lease = Lease(request_id, self._release, session)
         lease.nodes = nodes
         lease.block_ids = [node.copies[Tier.DEVICE] for node in nodes] + slots[len(on_host) :]
         lease.num_blocks_by_tier = {tier: found_on[tier] for tier in Tier if found_on[tier]}
         for index, node in enumerate(nodes):
-            node.last_used_s = now_s
+            node.last_used_s, node.session = now_s, session
+            node.num_uses += 1
             if self.saver.lacks_copies(node):
                 self.saver.want_saved(node, self._label(node, token_ids, index))
         for key in keys[num_hits:]:
@@ -268,12 +303,15 @@ class BlockManager:
         `token_ids`: those of the whole sequence.
         """
         placement = self._placement
+        self.begin(now_s)
         parent = lease.nodes[-1] if lease.nodes else None
         stored: list[BlockKey] = []
         parent_key = parent.key if parent else None
         for key in keys:
             slot = lease.block_ids[len(lease.nodes)]
             node = placement.tree.get(key) or placement.insert(key, parent, now_s)
+            node.last_used_s, node.session = now_s, lease.session
+            node.num_uses = node.num_uses + 1 if Tier.DEVICE in node.copies else 1
             if Tier.DEVICE in node.copies:
                 # Computed by someone else meanwhile: use that one and give ours back.
                 placement.pools[Tier.DEVICE].give_back([slot])
@@ -285,7 +323,6 @@ class BlockManager:
             placement.pin(node)
             if self._pending.get(key) is lease:
                 del self._pending[key]
-            node.last_used_s = now_s
             if self.saver.lacks_copies(node):
                 self.saver.want_saved(node, self._label(node, token_ids, len(lease.nodes)))
             lease.nodes.append(node)
@@ -297,16 +334,19 @@ class BlockManager:
         self, lease: Lease, tenant_id: TenantId, wish: RetentionWish, num_prompt_blocks: int, now_s: float
     ) -> RetentionReport:
         """Grant `wish` for the prompt's blocks that `lease` has made findable."""
+        self.begin(now_s)
         return self.retention.grant(tenant_id, wish, lease.nodes[:num_prompt_blocks], now_s)
 
     def _release(self, lease: Lease, now_s: float) -> None:
+        self.begin(now_s)
         self._leases.discard(lease)
         for key in lease.pending_keys:
             if self._pending.get(key) is lease:
                 del self._pending[key]
         self._placement.pools[Tier.DEVICE].give_back(lease.block_ids[len(lease.nodes) :])
         for node in lease.nodes:
-            node.last_used_s = max(node.last_used_s, now_s)
+            if node.last_used_s <= now_s:
+                node.last_used_s, node.session = now_s, lease.session
         for node in reversed(lease.nodes):
             self._placement.unpin(node)
 
@@ -346,6 +386,7 @@ class BlockManager:
 
     def end_task(self, task: BackgroundTask, outcome: TaskOutcome, now_s: float) -> None:
         """A task on a slow tier has ended, in whatever way."""
+        self.begin(now_s)
         nodes, is_cancelled = self.traffic.land(task, outcome, now_s)
         if isinstance(task, Probe):
             if not outcome.error and not is_cancelled:
@@ -363,3 +404,10 @@ class BlockManager:
     def check_invariants(self) -> None:
         """Raise RuntimeError when slots leak, are used twice, or the tree is inconsistent."""
         check_store(self._placement, self._leases, self.traffic)
+
+
+def _num_blocks(facts: TierFacts, block_bytes: int) -> int:
+    """Blocks that a slow tier holds at most: records are about as large as blocks."""
+    if facts.capacity_bytes is None:
+        return MAX_REMOTE_BLOCKS
+    return max(facts.capacity_bytes // block_bytes, 1)

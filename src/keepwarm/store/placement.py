@@ -10,7 +10,7 @@ on each level of tiers.
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from keepwarm.core.blocks import BlockKey, Tier
@@ -18,7 +18,7 @@ from keepwarm.core.decision import Decision
 from keepwarm.core.events import BlockEvent, BlocksRemoved, BlocksStored
 from keepwarm.core.ids import MoveId
 from keepwarm.store.block import KEYED_TIERS, Move, MoveReason
-from keepwarm.store.eviction.policy import BlockFacts, EvictionPolicy
+from keepwarm.store.eviction.policy import BlockFacts, EvictionFamily, EvictionPolicy
 from keepwarm.store.prefix import LEVELS, NO_COPY, Node, PrefixTree
 from keepwarm.store.slots import SlotPool
 
@@ -45,9 +45,10 @@ class Placement:
         *,
         num_device_blocks: int,
         num_host_blocks: int,
-        slow_tiers: Iterable[Tier],
-        new_policy: Callable[[], EvictionPolicy[BlockKey]],
+        slow_tiers: Mapping[Tier, int],
+        family: EvictionFamily,
     ) -> None:
+        """`slow_tiers`: how many blocks each holds at most, as far as that is known."""
         self.tree = PrefixTree()
         self.pools = {Tier.DEVICE: SlotPool(num_device_blocks), Tier.HOST: SlotPool(num_host_blocks)}
         self.stored_bytes = dict.fromkeys(KEYED_TIERS, 0)
@@ -59,12 +60,19 @@ class Placement:
         """Blocks that left the disk tier's index and that the tier has not been told about."""
         self.events: list[BlockEvent] = []
         self.decisions: list[Decision[str]] = []
-        self._policies = {tier: new_policy() for tier in (*self.pools, *slow_tiers)}
+        self.now_s = 0.0
+        """The instant of the call under way, for policies. Written by the entry points of `BlockManager`."""
+        self._family = family
+        sizes = {tier: pool.num_slots for tier, pool in self.pools.items()} | dict(slow_tiers)
+        self._policies: dict[Tier, EvictionPolicy[BlockKey]] = {
+            tier: family.new_policy(tier, num_blocks) for tier, num_blocks in sizes.items()
+        }
         self._in_flight: dict[MoveId, list[Node]] = {}
         # Device blocks that nobody pins: all of them can leave, leaf by leaf, since a pin covers its prefix.
         self._unpinned: set[BlockKey] = set()
         self._move_ids = itertools.count(1)
         self._removed: dict[Tier, list[BlockKey]] = {}
+        self._left_memory: list[Node] = []  # and the family has not been told
         self.on_drop: Callable[[Node], None] = lambda node: None
         """Told about each block that left its last tier."""
 
@@ -97,6 +105,10 @@ class Placement:
 
     def lose(self, nodes: Iterable[Node], tier: Tier) -> None:
         """The copies of `nodes` on `tier` are gone or worthless. What cannot be found any more is dropped."""
+        self._lose(nodes, tier)
+        self._report_left()
+
+    def _lose(self, nodes: Iterable[Node], tier: Tier) -> None:
         lost = [node for node in nodes if tier in node.copies]
         for node in lost:
             self._withdraw(node, tier)
@@ -109,6 +121,7 @@ class Placement:
             self._withdraw(node, Tier.HOST)
             self._settle([node])
             self._report_removed()
+            self._report_left()
 
     # ------------------------------------------------------------------ moves within memory
 
@@ -159,6 +172,7 @@ class Placement:
                 self._withdraw(node, tier)
         self._settle(failed)
         self._report_removed()
+        self._report_left()
         return failed
 
     def _land(self, move: Move) -> list[Node]:
@@ -214,20 +228,25 @@ class Placement:
 
         With `may_drop` False nothing is evicted that no other tier holds.
         """
+        slot = self._take_host_slot(may_drop=may_drop)
+        self._report_left()
+        return slot
+
+    def _take_host_slot(self, *, may_drop: bool) -> int | None:
         pool = self.pools[Tier.HOST]
         if not pool.num_free:
-            key = self._policies[Tier.HOST].peek(0.0)
+            key = self._policies[Tier.HOST].peek(self.now_s)
             if key is None:
                 return None
             node = self._node(key)
             if len(node.copies) == 1 and not may_drop:
                 return None
-            self.lose([node], Tier.HOST)
+            self._lose([node], Tier.HOST)
         return pool.take(1)[0] if pool.num_free else None
 
     def forget_one(self, tier: Tier) -> bool:
         """Forget the copy on a slow tier that is worth least; False when none may go."""
-        key = self._policies[tier].peek(0.0)
+        key = self._policies[tier].peek(self.now_s)
         if key is None:
             return False
         self.lose([self._node(key)], tier)
@@ -249,7 +268,7 @@ class Placement:
         policy = self._policies[Tier.DEVICE]
         victims: list[tuple[Node, int]] = []
         while len(victims) < num_blocks:
-            key = policy.peek(0.0)
+            key = policy.peek(self.now_s)
             if key is None:
                 raise RuntimeError(f"{num_blocks} blocks were to leave the device, {len(victims)} can")
             node = self._node(key)
@@ -278,10 +297,12 @@ class Placement:
             if Tier.HOST in node.copies:
                 if not may_stay:
                     self._withdraw(node, Tier.HOST)
-            elif may_stay and (host_slot := self.take_host_slot()) is not None:
+            elif may_stay and (host_slot := self._take_host_slot(may_drop=True)) is not None:
                 self.tree.add_copy(node, Tier.HOST, host_slot)
                 node.arriving = Tier.HOST
                 moving.append((node, slot, host_slot))
+            else:
+                self._left_memory.append(node)
         if moving:
             nodes, sources, targets = zip(*moving, strict=True)
             self._prepare(nodes, Tier.DEVICE, Tier.HOST, MoveReason.DEMOTE, sources, targets)
@@ -291,13 +312,17 @@ class Placement:
         self._removed.setdefault(Tier.DEVICE, []).extend(node.key for node, _ in victims)
         self._settle([node for node, _ in victims])
         self._report_removed()
+        self._report_left()
 
     # ------------------------------------------------------------------ losing copies
 
     def _withdraw(self, node: Node, tier: Tier) -> None:
         """Remove one copy and free its place. The caller settles the tree afterwards."""
+        was_in_memory = node.level <= LEVELS[Tier.HOST]
         place = self.tree.remove_copy(node, tier)
         self._removed.setdefault(tier, []).append(node.key)
+        if was_in_memory and node.level > LEVELS[Tier.HOST]:
+            self._left_memory.append(node)
         if node.arriving is tier:
             node.arriving = None
         if tier is Tier.DEVICE:
@@ -342,6 +367,25 @@ class Placement:
         self.events.extend(BlocksRemoved(tuple(keys), tier) for tier, keys in self._removed.items())
         self._removed.clear()
 
+    def _report_left(self) -> None:
+        """Tell the family which blocks have left memory, as runs, children before their parents."""
+        if not self._left_memory:
+            return
+        left, self._left_memory = {node.key: node for node in self._left_memory}, []
+        num_children = Counter(node.parent.key for node in left.values() if node.parent)
+        for node in sorted(left.values(), key=lambda node: -node.depth):
+            run: list[BlockKey] = []
+            # Up to where another branch has still to be told.
+            here: Node | None = node
+            while here is not None and here.key in left and not num_children[here.key]:
+                run.append(here.key)
+                del left[here.key]
+                here = here.parent
+                if here is not None:
+                    num_children[here.key] -= 1
+            if run:
+                self._family.on_left_memory(tuple(reversed(run)), self.now_s)
+
     # ------------------------------------------------------------------ bookkeeping
 
     def _node(self, key: BlockKey) -> Node:
@@ -352,18 +396,24 @@ class Placement:
 
     def update(self, node: Node) -> None:
         """Tell the policies whether `node` may leave each tier; after every change to it or its children."""
+        key, copies = node.key, node.copies
+        facts: BlockFacts | None = None
         for tier, policy in self._policies.items():
-            if self._can_leave(node, tier):
-                policy.add(node.key, BlockFacts(node.last_used_s + node.youth_s, node.depth), 0.0)
+            if tier in copies and self._can_leave(node, tier):
+                if facts is None:
+                    used_s = node.last_used_s + node.youth_s
+                    facts = BlockFacts(used_s, node.depth, node.num_uses, node.session)
+                policy.add(key, facts, self.now_s)
             else:
-                policy.discard(node.key)
-        if Tier.DEVICE in node.copies and node.arriving is None and not node.num_leases:
-            self._unpinned.add(node.key)
+                policy.discard(key)
+        if Tier.DEVICE in copies and node.arriving is None and not node.num_leases:
+            self._unpinned.add(key)
         else:
-            self._unpinned.discard(node.key)
+            self._unpinned.discard(key)
 
     def _can_leave(self, node: Node, tier: Tier) -> bool:
-        if tier not in node.copies or node.arriving is not None:
+        """Whether the copy of `node` on `tier`, which it has, may go."""
+        if node.arriving is not None:
             return False
         if tier is Tier.DEVICE:
             return not node.num_leases and not node.child_levels[0]

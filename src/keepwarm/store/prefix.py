@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from keepwarm.core.blocks import BlockKey, Tier
+from keepwarm.core.ids import SessionKey
 from keepwarm.store.block import MoveReason
 from keepwarm.store.record import NO_PARENT
 from keepwarm.store.tiers.keyed import StoredEntry
@@ -60,6 +61,10 @@ class Node:
     """Set while the host copy was fetched and nobody has read it yet."""
     youth_s: float = 0.0
     """Seconds by which the block counts as younger than it is: retention wishes."""
+    num_uses: int = 0
+    """Requests that have used it since it last came to the device."""
+    session: SessionKey | None = None
+    """Whose request used it last."""
 
     @property
     def has_children(self) -> bool:

@@ -14,6 +14,7 @@ from keepwarm.core.blocks import Tier
 from keepwarm.core.events import RequestEvent, RequestFinished, SampledToken, TokenLogprob, TokensGenerated
 from keepwarm.core.ids import RequestId
 from keepwarm.core.request import FinishReason, RetentionReport, Timing, Usage
+from keepwarm.core.turns import Stop
 from keepwarm.engine.executor import ModelInfo
 from keepwarm.gateway.service import Gateway, GatewaySettings, ServedModel
 from keepwarm.gateway.text.model import TextModel
@@ -55,6 +56,8 @@ class ScriptedGeneration:
         self.num_given = 0
         self.was_cancelled = False
         self.num_closes = 0
+        self.told: list[tuple[Stop, tuple[str, ...]]] = []
+        """How the gateway said that the answer stopped."""
         self._request_id = request_id
         self._script = script
         self._tokens = list(script.token_ids)[: draft.sampling.max_tokens]
@@ -91,6 +94,9 @@ class ScriptedGeneration:
     def cancel(self) -> None:
         self.was_cancelled = True
         self._woken.set()
+
+    def tell_stop(self, stop: Stop, tools: tuple[str, ...]) -> None:
+        self.told.append((stop, tools))
 
     async def aclose(self) -> None:
         self.num_closes += 1

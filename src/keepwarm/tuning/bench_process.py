@@ -24,7 +24,7 @@ from keepwarm.engine.executor import Executor
 from keepwarm.scheduling.plan import Chunk, StepPlan
 from keepwarm.scheduling.queue import PriorityOrder
 from keepwarm.scheduling.scheduler import Scheduler, SchedulerSettings
-from keepwarm.store.eviction.ordered import LeafLru
+from keepwarm.store.eviction.families import family_of
 from keepwarm.store.manager import BlockManager, StoreSettings
 from keepwarm.store.pricing import CostModel
 from keepwarm.store.tiers.base import BlockStore
@@ -162,7 +162,7 @@ class EngineProgram:
         num_blocks = self._block_store.num_slots(Tier.DEVICE)
         blocks = BlockManager(
             StoreSettings(block_size=info.block_size, num_device_blocks=num_blocks, num_host_blocks=0),
-            new_policy=LeafLru,
+            family=family_of("leaf-lru"),
         )
         costs = CostModel(block_bytes=self._block_store.block_bytes, block_size=info.block_size)
         settings = SchedulerSettings(

@@ -15,9 +15,10 @@ from keepwarm.core.blocks import Tier
 from keepwarm.core.decision import Decision
 from keepwarm.core.errors import KeepwarmError
 from keepwarm.core.events import RequestFinished, WorkerEvent
-from keepwarm.core.ids import RequestId
+from keepwarm.core.ids import RequestId, SessionKey
 from keepwarm.core.request import FinishReason, Request, Timing, Usage
 from keepwarm.core.stats import WorkerStats
+from keepwarm.core.turns import TurnEnd
 from keepwarm.engine.executor import Executor
 from keepwarm.scheduling.plan import ChunkFailure, StepPlan, StepResult
 from keepwarm.scheduling.scheduler import Scheduler
@@ -100,6 +101,21 @@ class EngineLoop:
     def cancel(self, request_id: RequestId, now_s: float) -> None:
         self._scheduler.cancel(request_id, now_s)
 
+    def note(self, turn: TurnEnd, now_s: float) -> None:
+        """How the last call of a session stopped, told after its end by who could read the answer.
+
+        Whoever predicts returns has been told of the same end before, with its stop UNKNOWN. Ignored while the
+        session is calling again: a note that came late says nothing about now.
+        """
+        if self._scheduler.is_calling(turn.session):
+            return
+        self._blocks.begin(now_s)
+        self._blocks.turns.on_turn_ended(turn, now_s)
+
+    def set_paused(self, session: SessionKey, is_paused: bool, now_s: float) -> None:
+        """Whether blocks of `session` should be the first to leave the device, if its family can do that."""
+        self._blocks.set_paused(session, is_paused, now_s)
+
     def begin(self, now_s: float) -> StepPlan | None:
         """Plan the next step; None when there is nothing to run."""
         plan = self._scheduler.plan(now_s)
@@ -120,6 +136,7 @@ class EngineLoop:
         self, plan: StepPlan, result: StepResult, outcomes: list[tuple[Move, MoveOutcome]], now_s: float
     ) -> list[WorkerEvent]:
         """Account for an executed step and return what became known, in order."""
+        self._blocks.begin(now_s)
         for move, outcome in outcomes:
             if outcome.error:
                 self._scheduler.abort(move, now_s)

@@ -14,9 +14,10 @@ import structlog
 from keepwarm.core.clock import Clock
 from keepwarm.core.errors import Overloaded
 from keepwarm.core.events import BlockEvent, RequestEvent, RequestFinished, TokensGenerated, WorkerEvent
-from keepwarm.core.ids import RequestId, WorkerId
+from keepwarm.core.ids import RequestId, SessionKey, WorkerId
 from keepwarm.core.request import FinishReason, Request, Timing, Usage
 from keepwarm.core.stats import WorkerStats
+from keepwarm.core.turns import TurnEnd
 from keepwarm.engine.executor import ModelInfo
 from keepwarm.scheduling.plan import StepPlan, StepResult
 from keepwarm.store.block import BackgroundTask, Move
@@ -110,6 +111,12 @@ class LocalWorker:
     def cancel(self, request_id: RequestId) -> None:
         self._engine.cancel(request_id, self._clock.now_s())
         self._wake()
+
+    def note(self, turn: TurnEnd) -> None:
+        self._engine.note(turn, self._clock.now_s())
+
+    def set_paused(self, session: SessionKey, is_paused: bool) -> None:
+        self._engine.set_paused(session, is_paused, self._clock.now_s())
 
     def block_events(self) -> AsyncIterator[BlockEvent]:
         return self._blocks.events()

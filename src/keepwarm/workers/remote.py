@@ -18,9 +18,10 @@ import zmq.asyncio
 from keepwarm.core.clock import Clock
 from keepwarm.core.errors import Overloaded, WorkerLost
 from keepwarm.core.events import AllBlocksCleared, BlockEvent, RequestEvent, RequestFinished
-from keepwarm.core.ids import RequestId, WorkerId
+from keepwarm.core.ids import RequestId, SessionKey, WorkerId
 from keepwarm.core.request import Request
 from keepwarm.core.stats import WorkerStats
+from keepwarm.core.turns import TurnEnd
 from keepwarm.engine.executor import ModelInfo
 from keepwarm.workers import wire
 from keepwarm.workers.block_feed import BlockFeed
@@ -93,9 +94,13 @@ class RemoteWorker:
                 self.cancel(request.request_id)
 
     def cancel(self, request_id: RequestId) -> None:
-        if not self._socket.closed:
-            # A send completes at once while the queue has no limit, so nothing needs to wait for it.
-            self._socket.send(wire.encode(wire.Cancel(request_id)))
+        self._send_now(wire.Cancel(request_id))
+
+    def note(self, turn: TurnEnd) -> None:
+        self._send_now(wire.Note(turn))
+
+    def set_paused(self, session: SessionKey, is_paused: bool) -> None:
+        self._send_now(wire.Pause(session, is_paused))
 
     def block_events(self) -> AsyncIterator[BlockEvent]:
         return self._blocks.events()
@@ -155,6 +160,11 @@ class RemoteWorker:
             return await future
         finally:
             del self._calls[call_id]
+
+    def _send_now(self, message: wire.ToWorker) -> None:
+        if not self._socket.closed:
+            # A send completes at once while the queue has no limit, so nothing needs to wait for it.
+            self._socket.send(wire.encode(message))
 
     async def _send(self, message: wire.ToWorker) -> None:
         await self._socket.send(wire.encode(message))

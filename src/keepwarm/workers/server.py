@@ -79,6 +79,10 @@ class WorkerServer:
                     await asyncio.sleep(0)
             case wire.Cancel(request_id):
                 self._worker.cancel(request_id)
+            case wire.Note(turn):
+                self._worker.note(turn)
+            case wire.Pause(session, is_paused):
+                self._worker.set_paused(session, is_paused)
             case wire.GetStats(call_id):
                 await self._send(gateway, wire.Stats(call_id, await self._worker.stats()))
             case wire.Drain(call_id):

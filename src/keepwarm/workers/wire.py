@@ -15,13 +15,14 @@ from keepwarm.core.events import (
     TokensGenerated,
     WorkerEvent,
 )
-from keepwarm.core.ids import RequestId, WorkerId
+from keepwarm.core.ids import RequestId, SessionKey, WorkerId
 from keepwarm.core.request import Request
 from keepwarm.core.stats import WorkerStats
+from keepwarm.core.turns import TurnEnd
 from keepwarm.engine.executor import ModelInfo
 from keepwarm.workers.worker import WorkerHealth
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 
 class ToWorker(msgspec.Struct, tag=True, frozen=True):
@@ -42,6 +43,19 @@ class Submit(ToWorker, frozen=True):
 
 class Cancel(ToWorker, frozen=True):
     request_id: RequestId
+
+
+class Note(ToWorker, frozen=True):
+    """How the last call of a session stopped. Not answered."""
+
+    turn: TurnEnd
+
+
+class Pause(ToWorker, frozen=True):
+    """Whether a session's blocks should be the first to leave the device. Not answered."""
+
+    session: SessionKey
+    is_paused: bool
 
 
 class GetStats(ToWorker, frozen=True):
@@ -107,7 +121,7 @@ class DecisionTaken(ToGateway, frozen=True):
     line: str
 
 
-WorkerMessage = Connect | Submit | Cancel | GetStats | Drain
+WorkerMessage = Connect | Submit | Cancel | Note | Pause | GetStats | Drain
 GatewayMessage = (
     Hello | Tokens | Finished | Stored | Removed | Cleared | Refused | Stats | Drained | DecisionTaken
 )

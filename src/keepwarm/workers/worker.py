@@ -9,9 +9,10 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Protocol
 
 from keepwarm.core.events import BlockEvent, RequestEvent
-from keepwarm.core.ids import RequestId, WorkerId
+from keepwarm.core.ids import RequestId, SessionKey, WorkerId
 from keepwarm.core.request import Request
 from keepwarm.core.stats import WorkerStats
+from keepwarm.core.turns import TurnEnd
 from keepwarm.engine.executor import ModelInfo
 
 
@@ -42,6 +43,20 @@ class Worker(Protocol):
 
     def cancel(self, request_id: RequestId) -> None:
         """End a request early; its stream still yields `RequestFinished`. Unknown ids are ignored."""
+        ...
+
+    def note(self, turn: TurnEnd) -> None:
+        """How the last call of a session stopped: sent right after its end, answered by nothing.
+
+        It sharpens forecasts. One that comes late or never only makes them worse.
+        """
+        ...
+
+    def set_paused(self, session: SessionKey, is_paused: bool) -> None:
+        """Whether admission holds `session` back, so that its blocks should be the first to leave the device.
+
+        Answered by nothing; a worker may ignore it.
+        """
         ...
 
     def block_events(self) -> AsyncIterator[BlockEvent]:

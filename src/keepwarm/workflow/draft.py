@@ -36,3 +36,5 @@ class Draft:
     hints: Hints = field(default_factory=Hints)
     reuse: Reuse = Reuse.ON
     retention: RetentionWish | None = None
+    after_tool: bool = False
+    """Whether the prompt ends with a tool's result."""

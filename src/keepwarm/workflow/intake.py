@@ -1,7 +1,6 @@
-"""Owns Intake: the synchronous way from a draft to a request with a session and a worker.
+"""Owns Intake: the synchronous way from a draft to a request with a session, and the record of both its ends.
 
-Never waits and never reads a clock. Driven by `workflow.service` (live) and `sim.loop` (virtual time), so
-both take the very same decisions.
+Never waits, never reads a clock and never chooses a worker. Called by `workflow.dispatch`, live and simulated.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,12 +9,14 @@ from typing import Any
 from keepwarm.core.blocks import Namespace, extend_chain
 from keepwarm.core.decision import Decision
 from keepwarm.core.errors import ModelNotFound
-from keepwarm.core.ids import RequestId, SessionKey, WorkerId
+from keepwarm.core.ids import RequestId, SessionKey
 from keepwarm.core.request import Request
+from keepwarm.core.turns import TurnEnd
 from keepwarm.engine.executor import ModelInfo
-from keepwarm.routing.router import Router
 from keepwarm.workflow.draft import Draft
 from keepwarm.workflow.lineage import PromptTrail
+from keepwarm.workflow.overlap import LatestPrompts
+from keepwarm.workflow.passages import arrival_record, end_record
 from keepwarm.workflow.returns import ReturnTimes
 from keepwarm.workflow.sessions import SessionTable
 
@@ -26,23 +27,19 @@ class Intake:
         *,
         models: Mapping[str, ModelInfo],
         sessions: SessionTable,
-        router: Router,
         new_request_id: Callable[[], str],
         on_decision: Callable[[float, Decision[Any]], None],
     ) -> None:
         self.models = models
         self._sessions = sessions
-        self._router = router
         self._new_request_id = new_request_id
         self._on_decision = on_decision
         self._returns = ReturnTimes()
+        self._prompts = LatestPrompts()
         self._open: dict[RequestId, SessionKey] = {}
 
-    def accept(self, draft: Draft, now_s: float) -> tuple[Request, WorkerId]:
-        """The request made of `draft` and the worker it must be sent to.
-
-        Raises ModelNotFound or Overloaded; the router counts the request until `Router.on_ended`.
-        """
+    def accept(self, draft: Draft, now_s: float) -> Request:
+        """The request made of `draft`. Raises ModelNotFound."""
         info = self.models.get(draft.model)
         if info is None:
             raise ModelNotFound(
@@ -75,13 +72,15 @@ class Intake:
             reuse=draft.reuse,
             retention=draft.retention,
             expected_return_s=expected_return_s,
+            after_tool=draft.after_tool,
         )
-        route = self._router.route(request)
-        self._on_decision(now_s, route)
+        overlap = self._prompts.take(place, request.parent_key, keys)
+        self._on_decision(now_s, arrival_record(request, overlap, info.block_size))
         self._open[request_id] = place
-        return request, route.choice
+        return request
 
-    def on_ended(self, request_id: RequestId, now_s: float) -> None:
+    def on_ended(self, request_id: RequestId, turn: TurnEnd, now_s: float) -> None:
         """A request has ended, in whatever way: its session's gap begins. A second call does nothing."""
         if place := self._open.pop(request_id, None):
             self._returns.on_finished(place, now_s)
+            self._on_decision(now_s, end_record(request_id, turn))

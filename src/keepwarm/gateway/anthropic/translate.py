@@ -65,6 +65,7 @@ def prepare_messages(call_input: CallInput) -> ModelCall:
         hints=hints_of(request.nvext, request.keepwarm),
         reuse=reuse_of(request.keepwarm),
         retention=wish,
+        after_tool=conversation.is_after_tool,
     )
     context = AnswerContext(
         message_id=gateway.new_id("msg_"),
@@ -76,7 +77,7 @@ def prepare_messages(call_input: CallInput) -> ModelCall:
     )
     reader = served.text.start_turn(stop=stop, tools=conversation.tools, parse_tools=parse_tools)
     answer = StreamedMessage(context) if request.stream else WholeMessage(context)
-    return ModelCall(served, (Choice(0, 0, draft, reader),), answer)
+    return ModelCall(served, (Choice(0, 0, draft, reader, offers_tools=parse_tools),), answer)
 
 
 def count_tokens(call_input: CallInput) -> bytes:

@@ -76,8 +76,10 @@ def prepare_chat(call_input: CallInput) -> ModelCall:
                 hints=hints_of(request.nvext, request.keepwarm),
                 reuse=reuse_of(request.keepwarm),
                 retention=wish,
+                after_tool=conversation.is_after_tool,
             ),
             served.text.start_turn(stop=stop, tools=conversation.tools, parse_tools=parse_tools),
+            offers_tools=parse_tools,
         )
         for index in range(n)
     )

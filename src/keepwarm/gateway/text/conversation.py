@@ -59,3 +59,13 @@ class Conversation:
     """The last message is the assistant's, unfinished: the prompt ends where its text ends."""
     add_generation_prompt: bool = True
     """Whether the prompt opens the assistant's next turn. Ignored with `continue_last`."""
+
+    @property
+    def is_after_tool(self) -> bool:
+        """Whether what came since the assistant's last message holds a tool's result."""
+        for message in reversed(self.messages):
+            if message.role is Role.TOOL:
+                return True
+            if message.role is Role.ASSISTANT:
+                return False
+        return False

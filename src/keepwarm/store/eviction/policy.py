@@ -61,9 +61,9 @@ class EvictionPolicy(Protocol[K]):
 class EvictionFamily(TurnListener, Protocol):
     """One eviction method for all tiers of a worker, with what its policies share: predictions, statistics.
 
-    Its caller tells it about a call in this order: `on_turn_started`, `on_prompt`, `on_turn_ended`; only then do the
-    blocks of the request become evictable and are added to policies. Evictions may come at any time. A turn's end may
-    be told again when more is known of it: the second time refines the first.
+    Its caller tells it about a call in this order: `on_turn_started`, `on_prompt`, `on_turn_ended`; only then
+    do the blocks of the request become evictable and are added to policies. Evictions may come at any time. A
+    turn's end may be told again when more is known of it: the second time refines the first.
     """
 
     @property

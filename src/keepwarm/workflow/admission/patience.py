@@ -6,7 +6,7 @@ and all but a small share of the calls stay near it:
 
     soft wait = stretch * calls * (service / slots + cold share * prefill / workers)
 
-`calls` wait or run now; `service` is the mean of warm calls, shared by all slots; `prefill` is what a cold prompt
+`calls` wait or run now; `service` is that of warm calls, shared by all slots; `prefill` is what a cold prompt
 takes longer, one at a time on each worker; `cold share` is 0 while all working sets fit and 1 when they exceed the
 memory by half: with the least recently used evicted, sessions that take turns find nothing of theirs.
 """
@@ -25,20 +25,33 @@ class Patience:
     stretch: float
     least_s: float
     late_share: float
-    _warm_s: FadingMean = field(default_factory=lambda: FadingMean(memory=_MEMORY_CALLS))
-    _cold_s: FadingMean = field(default_factory=lambda: FadingMean(memory=_MEMORY_CALLS))
-    _cold_tokens: FadingMean = field(default_factory=lambda: FadingMean(memory=_MEMORY_CALLS))
+    _prefilled_tokens: FadingMean = field(default_factory=lambda: FadingMean(memory=_MEMORY_CALLS))
+    _service_s: FadingMean = field(default_factory=lambda: FadingMean(memory=_MEMORY_CALLS))
+    _squared_tokens: FadingMean = field(default_factory=lambda: FadingMean(memory=_MEMORY_CALLS))
+    _tokens_by_s: FadingMean = field(default_factory=lambda: FadingMean(memory=_MEMORY_CALLS))
     _tokens: FadingMean = field(default_factory=lambda: FadingMean(memory=_MEMORY_CALLS))
     _credit: float = 0.0
 
-    def on_service(self, num_prompt_tokens: int, service_s: float, *, is_cold: bool) -> None:
-        """A call took `service_s`; `is_cold`: its session had no seat."""
+    def on_service(self, num_prompt_tokens: int, num_prefilled_tokens: int, service_s: float) -> None:
+        """A call took `service_s`, of which so many tokens were prefilled."""
         self._tokens.add(num_prompt_tokens)
-        if is_cold:
-            self._cold_s.add(service_s)
-            self._cold_tokens.add(num_prompt_tokens)
-        else:
-            self._warm_s.add(service_s)
+        self._prefilled_tokens.add(num_prefilled_tokens)
+        self._service_s.add(service_s)
+        self._squared_tokens.add(num_prefilled_tokens**2)
+        self._tokens_by_s.add(num_prefilled_tokens * service_s)
+
+    def _cold_s_per_token(self) -> float:
+        """Slope of service over prefilled tokens, by least squares."""
+        variance = self._squared_tokens.mean - self._prefilled_tokens.mean**2
+        covariance = self._tokens_by_s.mean - self._prefilled_tokens.mean * self._service_s.mean
+        if variance <= 1e-6 * self._squared_tokens.mean:
+            return 0.0
+        most = self._service_s.mean / self._prefilled_tokens.mean
+        return min(max(0.0, covariance / variance), most)
+
+    def _warm_s(self) -> float:
+        """Service of a call that prefills next to nothing."""
+        return self._service_s.mean - self._cold_s_per_token() * self._prefilled_tokens.mean
 
     def on_released(self) -> None:
         self._credit = min(_MAX_CREDIT, self._credit + self.late_share)
@@ -50,20 +63,9 @@ class Patience:
         self._credit -= 1
         return True
 
-    def turn_overhead(self, num_slice_calls: int) -> float:
-        """What it costs to let another session have its turn, as a share of a turn of so many warm calls."""
-        if not self._warm_s.mean:
-            return 0.0
-        return self._tokens.mean * self._cold_s_per_token() / (num_slice_calls * self._warm_s.mean)
-
-    def _cold_s_per_token(self) -> float:
-        if not self._cold_tokens.mean:
-            return 0.0
-        return max(0.0, self._cold_s.mean - self._warm_s.mean) / self._cold_tokens.mean
-
     def soft_wait_s(self, num_calls: int, num_slots: int, num_workers: int, fullness: float) -> float:
         """`fullness`: working sets of those who run or wait over the memory of all workers."""
         cold_share = min(1.0, max(0.0, 2 * (fullness - 1)))
-        per_call_s = self._warm_s.mean / max(1, num_slots)
+        per_call_s = self._warm_s() / max(1, num_slots)
         per_call_s += cold_share * self._tokens.mean * self._cold_s_per_token() / max(1, num_workers)
         return max(self.least_s, self.stretch * num_calls * per_call_s)

@@ -43,6 +43,8 @@ class WorkerRoom:
     """Requests that could start beside those running and queued there."""
     num_open_requests: int
     """Running and queued there."""
+    num_lower_tokens: int = 0
+    """KV tokens that fit the tiers below the device, from where a context comes back without being computed."""
     queued_s: float = 0.0
     """Predicted seconds until a request sent now would start."""
 

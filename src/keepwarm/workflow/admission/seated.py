@@ -52,7 +52,9 @@ class Seated(abc.ABC):
             least_s=self.settings.least_soft_wait_s,
             late_share=self.settings.late_share,
         )
-        self._overcommit = Overcommit()
+        self._overcommit = Overcommit(
+            factor=self.settings.first_overcommit, most=self.settings.most_overcommit
+        )
         self._cold: set[RequestId] = set()
         """Open calls whose session had no seat. Never iterated."""
         self._num_workers = 0
@@ -133,12 +135,7 @@ class Seated(abc.ABC):
             self._num_attained += 1
         seat.num_ended += 1
         seat.num_since_seated += 1
-        if turn.num_prefilled_tokens is not None and request_id not in self._cold:
-            num_known = min(seat.num_context_tokens, call.num_prompt_tokens)
-            num_recomputed = max(0, turn.num_prefilled_tokens - (call.num_prompt_tokens - num_known))
-            is_binding = bool(self._waiting.held)
-            self._overcommit.on_call(call.num_prompt_tokens, num_recomputed, is_binding=is_binding)
-        self._patience.on_service(call.num_prompt_tokens, service_s, is_cold=request_id in self._cold)
+        self._measure(call, turn, seat, service_s)
         self._cold.discard(request_id)
         seat.attained_s += service_s
         self._sum_attained_s += service_s
@@ -148,6 +145,25 @@ class Seated(abc.ABC):
         self._own_gaps.on_turn_ended(turn, now_s)
         self.fair.charge_compute(call.session[0], service_s)
         self._over(call, now_s)
+
+    def _measure(self, call: WaitingCall, turn: TurnEnd, seat: Seat, service_s: float) -> None:
+        is_cold = call.request_id in self._cold
+        num_prefilled = turn.num_prefilled_tokens
+        if num_prefilled is None:  # a worker that does not count
+            num_prefilled = call.num_prompt_tokens if is_cold else 0
+        self._patience.on_service(call.num_prompt_tokens, num_prefilled, service_s)
+        if not is_cold and turn.num_prefilled_tokens is not None:
+            num_known = min(seat.num_context_tokens, call.num_prompt_tokens)
+            num_recomputed = max(0, num_prefilled - (call.num_prompt_tokens - num_known))
+            is_binding = self._is_memory_short(seat)
+            self._overcommit.on_call(call.num_prompt_tokens, num_recomputed, is_binding=is_binding)
+
+    def _is_memory_short(self, seat: Seat) -> bool:
+        """Whether a session waits for room where `seat` is, and not just for a slot."""
+        need = self._waiting.smallest_held_need()
+        if need is None or seat.home is None:
+            return False
+        return self.seating.desk(seat.home).room_below(self._admit_fill) < need
 
     def on_session_closed(self, session: SessionKey, now_s: float) -> None:
         self._own_gaps.on_session_closed(session, now_s)
@@ -242,6 +258,7 @@ class Seated(abc.ABC):
             self.seating.desk(room.worker_id).num_capacity_tokens = room.num_capacity_tokens
             num_slots += room.num_open_requests + max(0, room.num_free_slots)
             num_tokens += room.num_capacity_tokens
+            self._overcommit.on_memory(room.num_capacity_tokens, room.num_lower_tokens)
         self.fair.num_compute_units, self.fair.num_capacity_tokens = num_slots, num_tokens
         if self.seating.num_desks == len(rooms):
             return

@@ -8,7 +8,7 @@ events instead of ticks, forecasts of growth and return, fairness among tenants.
 A session has a seat on its home worker, or none. Who has a seat sends calls as soon as a slot is free. Who
 has none waits whole. In this order:
 
-1. calls older than `W_max`, whatever the load;
+1. calls older than `W_max`, whatever the load; then, while the working sets of all fit, everybody by arrival;
 2. calls that have waited for as long as first come first served would let them wait (`patience`), except the few
    that may be late: idle sessions that have had their slice make room;
 3. calls of seated sessions, in order of arrival;
@@ -41,7 +41,7 @@ from keepwarm.workflow.admission.knapsack import pack
 from keepwarm.workflow.admission.policy import WaitingCall, WorkerRoom
 from keepwarm.workflow.admission.rooms import Left, Tally
 from keepwarm.workflow.admission.seated import Seated
-from keepwarm.workflow.admission.seats import Desk, Seat
+from keepwarm.workflow.admission.seats import Desk, Seat, Standing
 
 
 class WorkingSet(Seated):
@@ -58,6 +58,9 @@ class WorkingSet(Seated):
         tenants = owed = frozenset(self._waiting.num_by_tenant)
         if len(tenants) > 1:
             owed = self.fair.owed(tenants, now_s, self.settings.fair_slack_s)
+        elif self._is_room_for_all():
+            self._release_in_order(tally, now_s)
+            return
         self._rescue(tally, owed, now_s)
         self._release_ready(tally, owed, now_s)
         all_fit = self._release_held(tally, owed, now_s)
@@ -73,17 +76,17 @@ class WorkingSet(Seated):
                 self._feed(left, owed, now_s)
 
     def _release_due(self, request_id: RequestId, tally: Tally, now_s: float) -> None:
-        """`W_max` is over."""
+        """`W_max` is over. Idle sessions that have had their slice make room, so that the context pays; where none
+        can, the call goes as a guest."""
         call, seat = self._call_and_seat(request_id)
-        left = tally.get(seat.home) or tally.emptiest()
+        left = self._make_room(self._waiting.need(request_id), call, seat, tally, now_s)
+        left = left or tally.get(seat.home) or tally.emptiest()
         if left is not None:
             self._release(call, seat, left, "has waited for as long as allowed", now_s)
 
     def _rescue(self, tally: Tally, owed: frozenset[TenantId], now_s: float) -> None:
         """Calls that have waited for as long as first come first served would let them: a few may be late, the
         others get the seats of idle sessions that have had their slice."""
-        if self._patience.turn_overhead(self.settings.num_slice_calls) > self.settings.most_turn_overhead:
-            return
         soft_wait_s = self.soft_wait_s()
         while (oldest := self._waiting.oldest_not_late()) and now_s >= oldest[0] + soft_wait_s:
             call, seat = self._call_and_seat(oldest[1])
@@ -117,6 +120,26 @@ class WorkingSet(Seated):
             for seat in desk.seats.values()
             if seat.is_idle and seat.num_since_seated >= self.settings.num_slice_calls
         ]
+
+    def _is_room_for_all(self) -> bool:
+        rooms = (desk.room_below(self._admit_fill) for _, desk in self.seating)
+        return self._waiting.num_held_tokens <= sum(max(0, room) for room in rooms)
+
+    def _release_in_order(self, tally: Tally, now_s: float) -> None:
+        """Memory is no reason to hold anybody back: slots go by arrival, whoever has a seat."""
+        lines = (*self._waiting.ready.values(), self._waiting.held)
+        calls = [call for line in lines for call in line.values()]
+        for call in sorted(calls, key=lambda call: (call.arrival_s, call.request_id)):
+            seat = self._seats.touch(call.session)
+            open_workers = [left for left in tally.workers if left.num_free_slots > 0]
+            if seat.standing is Standing.SEATED:
+                open_workers = [left for left in open_workers if left.worker_id == seat.home]
+            left = max(open_workers, key=self._room_at, default=None)
+            if left is not None and left.fits(call.num_prompt_tokens):
+                self._release(call, seat, left, "in order of arrival: there is room for all", now_s)
+
+    def _room_at(self, left: Left) -> int:
+        return self.seating.desk(left.worker_id).room_below(self._admit_fill)
 
     def _release_ready(self, tally: Tally, tenants: frozenset[TenantId], now_s: float) -> None:
         for left in tally.workers:

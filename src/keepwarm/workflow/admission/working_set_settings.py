@@ -19,6 +19,11 @@ class WorkingSetSettings:
     pause_fill: float = 1.0
     """Share above which idle sessions lose their seats. The distance to `admit_fill` is the hysteresis: after a
     seat was given, sets must grow by so much before a seat is taken."""
+    first_overcommit: float = 1.5
+    """Working sets with a seat, as a multiple of the memory, before anything was measured (`overcommit`): in doubt
+    nobody is held back."""
+    most_overcommit: float = 100.0
+    """The multiple never grows beyond."""
     horizon_s: float = 60.0
     """A session counts by its probability of being back within so many seconds: about what it takes to earn
     the prefill of a long context back."""
@@ -38,9 +43,6 @@ class WorkingSetSettings:
     num_slice_calls: int = 4
     """Calls that a session has made in its seat before it may lose it to another's soft wait: having a context
     again is paid for by at least so many warm calls."""
-    most_turn_overhead: float = 0.15
-    """Sessions take turns only where having a context again costs at most this share of a turn: with a lower tier
-    that gives it back, or short contexts. Elsewhere turns would cost every task more than they spare a few calls."""
     fair_slack_s: float = 10.0
     """Seconds of the whole cluster that a tenant may be ahead of another that waits, per unit of weight,
     before its calls stand back. 0 would reorder calls for nothing."""

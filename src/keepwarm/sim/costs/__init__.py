@@ -1,0 +1,1 @@
+"""What steps and moves cost in virtual time: one protocol, four ways to know."""

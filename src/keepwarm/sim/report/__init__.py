@@ -1,0 +1,1 @@
+"""What a replay says at the end: rows, a table, a page."""

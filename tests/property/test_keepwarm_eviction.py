@@ -186,11 +186,11 @@ def test_the_return_index_takes_the_least_worth_of_all_sessions(seed: int) -> No
         action = draw.random()
         if action < 0.3:
             forecast.on_turn_started(owner, now_s)
-            policy.refresh(owner, now_s)
+            policy.refresh(owner)
         elif action < 0.55:
             stop = draw.choice([Stop.TOOL, Stop.END])
             forecast.on_turn_ended(TurnEnd(session=owner, stop=stop), now_s)
-            policy.refresh(owner, now_s)
+            policy.refresh(owner)
         elif action < 0.8:
             key = draw.choice([number, *known])
             known[key] = BlockFacts(now_s - draw.choice([0.0, 0.0, 5.0]), draw.randrange(30), 1, owner)

@@ -58,6 +58,12 @@ def num_shared(left: Run, right: Run) -> int:
     return low
 
 
+def _joined(upper: Run, lower: Run) -> Run | None:
+    if isinstance(upper, range) and isinstance(lower, range):
+        return range(upper.start, lower.stop) if upper.stop == lower.start else None
+    return (*upper, *lower)
+
+
 class Guard:
     """`allowance`: most excess misses, as a share of what leaf-LRU misses. `block_cost` weighs a block by
     depth."""
@@ -116,6 +122,8 @@ class Guard:
         if session is not None and node is not self._root:
             self._follow(session, previous, node, now_s)
             self.num_revived += is_revived
+        if node is not self._root:
+            self._join(node)
         self._trim_shadow()
 
     def _follow(
@@ -174,6 +182,19 @@ class Guard:
         self._set_shadow(upper, min(shadow, num_upper))
         self._set_shadow(node, max(shadow - num_upper, 0))
         return upper
+
+    def _join(self, node: _Node) -> None:
+        """Make one node of those on the way to `node` that nothing distinguishes any more: all were just used."""
+        while (upper := node.parent) is not None and upper is not self._root:
+            run = _joined(upper.run, node.run) if len(upper.children) == 1 else None
+            if run is None or upper.parent is None:
+                node = upper
+                continue
+            self._set_real(upper, 0)
+            upper.parent.children[upper.run[0]] = node
+            node.run, node.depth, node.parent = run, upper.depth, upper.parent
+            node.num_real += len(upper.run)
+            node.num_shadow += len(upper.run)
 
     # ------------------------------------------------------------------ what leaves
 

@@ -77,16 +77,16 @@ class KeepwarmFamily:
 
     def on_turn_started(self, session: SessionKey, now_s: float) -> None:
         self.forecast.on_turn_started(session, now_s)
-        self._refresh(session, now_s)
+        self._refresh(session)
 
     def on_turn_ended(self, turn: TurnEnd, now_s: float) -> None:
         self.forecast.on_turn_ended(turn, now_s)
-        self._refresh(turn.session, now_s)
+        self._refresh(turn.session)
 
     def on_session_closed(self, session: SessionKey, now_s: float) -> None:
         self.forecast.on_session_closed(session, now_s)
-        self._refresh(session, now_s)
+        self._refresh(session)
 
-    def _refresh(self, session: SessionKey, now_s: float) -> None:
+    def _refresh(self, session: SessionKey) -> None:
         for policy in self._policies:
-            policy.refresh(session, now_s)
+            policy.refresh(session)

@@ -63,6 +63,8 @@ class ReturnIndex(Generic[K]):
         self._owner: dict[K, SessionKey | None] = {}
         self._heap: list[tuple[float, float, int, int, Any]] = []
         self._due: list[tuple[float, int, Any]] = []
+        self._changed: dict[SessionKey | None, None] = {}
+        """Sessions to rank again before the next victim is named."""
         self._num_ranked = 0
 
     def __len__(self) -> int:
@@ -76,26 +78,29 @@ class ReturnIndex(Generic[K]):
             group = self._groups[facts.session] = _Group()
         self._owner[key] = facts.session
         group.put(key, facts)
-        self._rank(facts.session, group, now_s)
+        self._changed[facts.session] = None
 
     def discard(self, key: K) -> None:
         if key not in self._owner:
             return
         session = self._owner.pop(key)
         group = self._groups[session]
-        entry = group.members.pop(key)
-        if not group.members:
+        del group.members[key]
+        if group.members:
+            self._changed[session] = None
+        else:
             del self._groups[session]
-        elif entry == group.heap[0]:
-            group.is_current = 0  # its rank was that of this key
-            heapq.heappush(self._due, (float("-inf"), 0, session))
+            self._changed.pop(session, None)
 
-    def refresh(self, session: SessionKey, now_s: float) -> None:
+    def refresh(self, session: SessionKey) -> None:
         """The session called, ended a call, or closed."""
-        if group := self._groups.get(session):
-            self._rank(session, group, now_s)
+        if session in self._groups:
+            self._changed[session] = None
 
     def peek(self, now_s: float) -> K | None:
+        for session in self._changed:
+            self._rank(session, self._groups[session], now_s)
+        self._changed.clear()
         while self._due and self._due[0][0] <= now_s:
             _, number, session = heapq.heappop(self._due)
             group = self._groups.get(session)

@@ -115,6 +115,12 @@ class Forecast:
             if known.phase is Phase.AWAY:
                 self._learn(known.path, now_s - known.away_since_s, has_returned=False)
 
+    def freeze(self, now_s: float) -> None:
+        """Learn no more: tables stay as of now, sessions are forgotten."""
+        self._begin_epoch(now_s)
+        self.learns = False
+        self._sessions.clear()
+
     # ------------------------------------------------------------------ learning
 
     def _learn(self, path: ClassPath, gap_s: float, *, has_returned: bool) -> None:

@@ -1,7 +1,7 @@
 """Owns cross-fitting: each session is judged by a forecast that was trained on other sessions only.
 
-Never used by a server, which learns as it goes. Called by `compose.replay_cache` for the policy `keepwarm-crossfit`:
-a learner that is judged on what it has learnt from looks better than it is.
+Never used by a server, which learns as it goes. Called by `compose.replay_cache` for the policy
+`keepwarm-crossfit`: a learner that is judged on what it has learnt from looks better than it is.
 """
 
 from collections.abc import Iterable
@@ -15,10 +15,11 @@ Turns = Iterable[tuple[float, TurnEnd]]
 
 
 class CrossFitted(Forecast):
-    """Two forecasts, each trained on every other session of `turns` in order of first appearance, and then frozen.
+    """Two forecasts, each trained on every other session of `turns` in order of first appearance, and then
+    frozen.
 
-    A session of one half is asked of the forecast of the other half. Its own gaps so far are known (its rhythm),
-    as they would be to a server; they change no table.
+    A session of one half is asked of the forecast of the other half. Its own gaps so far are known (its
+    rhythm), as they would be to a server; they change no table.
     """
 
     def __init__(self, turns: Turns) -> None:

@@ -7,8 +7,9 @@ and all but a small share of the calls stay near it:
     soft wait = stretch * calls * (service / slots + cold share * prefill / workers)
 
 `calls` wait or run now; `service` is that of warm calls, shared by all slots; `prefill` is what a cold prompt
-takes longer, one at a time on each worker; `cold share` is 0 while all working sets fit and 1 when they exceed the
-memory by half: with the least recently used evicted, sessions that take turns find nothing of theirs.
+takes longer, one at a time on each worker; `cold share` is 0 while all working sets fit and 1 when they
+exceed the memory by half: with the least recently used evicted, sessions that take turns find nothing of
+theirs.
 """
 
 from dataclasses import dataclass, field
@@ -18,6 +19,23 @@ from keepwarm.workflow.admission.footprint import FadingMean
 _MEMORY_CALLS = 64.0
 _MAX_CREDIT = 10.0
 """Late calls that may be saved up for: as many as a thousand calls pay."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """All workers together."""
+
+    num_slots: int
+    num_workers: int
+    fullness: float
+    """Working sets of those who run or wait over the memory of all workers."""
+
+    @property
+    def cold_share(self) -> float:
+        return min(1.0, max(0.0, 2 * (self.fullness - 1)))
+
+    def share_of_slots(self, duration_s: float) -> float:
+        return duration_s / max(1, self.num_slots)
 
 
 @dataclass(slots=True)
@@ -63,9 +81,18 @@ class Patience:
         self._credit -= 1
         return True
 
-    def soft_wait_s(self, num_calls: int, num_slots: int, num_workers: int, fullness: float) -> float:
-        """`fullness`: working sets of those who run or wait over the memory of all workers."""
-        cold_share = min(1.0, max(0.0, 2 * (fullness - 1)))
-        per_call_s = self._warm_s() / max(1, num_slots)
-        per_call_s += cold_share * self._tokens.mean * self._cold_s_per_token() / max(1, num_workers)
+    def soft_wait_s(self, num_calls: int, machine: Machine) -> float:
+        per_call_s = machine.share_of_slots(self._warm_s()) + machine.cold_share * self._context_s(machine)
         return max(self.least_s, self.stretch * num_calls * per_call_s)
+
+    def turns_pay(self, num_slice_calls: int, most_stretch: float, machine: Machine) -> bool:
+        """Whether sessions that take turns of so many calls, each turn with a prefill of the context, would
+        wait at most `most_stretch` times as long as first come first served lets them. Else turns spare
+        nobody a long wait, and cost everybody a prefill."""
+        warm_s, context_s = machine.share_of_slots(self._warm_s()), self._context_s(machine)
+        in_order_s = warm_s + machine.cold_share * context_s
+        return num_slice_calls * warm_s + context_s <= most_stretch * in_order_s
+
+    def _context_s(self, machine: Machine) -> float:
+        """What a whole context costs to have again, of the time of all workers."""
+        return self._tokens.mean * self._cold_s_per_token() / max(1, machine.num_workers)

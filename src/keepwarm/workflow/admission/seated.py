@@ -13,7 +13,7 @@ from keepwarm.workflow.admission.footprint import Footprints
 from keepwarm.workflow.admission.forecast import OwnGaps
 from keepwarm.workflow.admission.knapsack import cover
 from keepwarm.workflow.admission.overcommit import Overcommit
-from keepwarm.workflow.admission.patience import Patience
+from keepwarm.workflow.admission.patience import Machine, Patience
 from keepwarm.workflow.admission.policy import Release, Verdict, WaitingCall, WorkerRoom
 from keepwarm.workflow.admission.recent import Recent
 from keepwarm.workflow.admission.rooms import Left
@@ -287,10 +287,12 @@ class Seated(abc.ABC):
 
     def soft_wait_s(self) -> float:
         """See `patience`."""
+        return self._patience.soft_wait_s(len(self._waiting) + len(self._open), self._machine())
+
+    def _machine(self) -> Machine:
         num_tokens = self._waiting.num_held_tokens + sum(desk.num_seated_tokens for _, desk in self.seating)
         fullness = num_tokens / max(1, self.fair.num_capacity_tokens)
-        num_calls = len(self._waiting) + len(self._open)
-        return self._patience.soft_wait_s(num_calls, self.fair.num_compute_units, self._num_workers, fullness)
+        return Machine(self.fair.num_compute_units, self._num_workers, fullness)
 
     @abc.abstractmethod
     def _admit(self, rooms: Sequence[WorkerRoom], now_s: float) -> None:

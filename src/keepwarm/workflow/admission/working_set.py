@@ -58,22 +58,26 @@ class WorkingSet(Seated):
         tenants = owed = frozenset(self._waiting.num_by_tenant)
         if len(tenants) > 1:
             owed = self.fair.owed(tenants, now_s, self.settings.fair_slack_s)
-        elif self._is_room_for_all():
+        if owed == tenants and self._is_room_for_all():
             self._release_in_order(tally, now_s)
-            return
-        self._rescue(tally, owed, now_s)
-        self._release_ready(tally, owed, now_s)
-        all_fit = self._release_held(tally, owed, now_s)
-        if not all_fit and len(owed) < len(tenants):
-            self._reclaim(tally, owed, now_s)
-        if len(owed) < len(tenants):
-            others = tenants - owed
-            self._release_ready(tally, others, now_s)
-            if all_fit:
-                self._release_held(tally, others, now_s)
+        else:
+            self._release_by_seat(tally, owed, tenants - owed, now_s)
         for left in tally.workers:
             if left.num_open_requests == 0:
                 self._feed(left, owed, now_s)
+
+    def _release_by_seat(
+        self, tally: Tally, owed: frozenset[TenantId], ahead: frozenset[TenantId], now_s: float
+    ) -> None:
+        self._rescue(tally, owed, now_s)
+        self._release_ready(tally, owed, now_s)
+        all_fit = self._release_held(tally, owed, now_s)
+        if ahead:
+            if not all_fit:
+                self._reclaim(tally, owed, now_s)
+            self._release_ready(tally, ahead, now_s)
+            if all_fit:
+                self._release_held(tally, ahead, now_s)
 
     def _release_due(self, request_id: RequestId, tally: Tally, now_s: float) -> None:
         """`W_max` is over. Idle sessions that have had their slice make room, so that the context pays; where none
@@ -87,6 +91,9 @@ class WorkingSet(Seated):
     def _rescue(self, tally: Tally, owed: frozenset[TenantId], now_s: float) -> None:
         """Calls that have waited for as long as first come first served would let them: a few may be late, the
         others get the seats of idle sessions that have had their slice."""
+        slice_calls, most_stretch = self.settings.num_slice_calls, self.settings.most_turn_stretch
+        if not self._patience.turns_pay(slice_calls, most_stretch, self._machine()):
+            return
         soft_wait_s = self.soft_wait_s()
         while (oldest := self._waiting.oldest_not_late()) and now_s >= oldest[0] + soft_wait_s:
             call, seat = self._call_and_seat(oldest[1])
@@ -129,7 +136,7 @@ class WorkingSet(Seated):
         """Memory is no reason to hold anybody back: slots go by arrival, whoever has a seat."""
         lines = (*self._waiting.ready.values(), self._waiting.held)
         calls = [call for line in lines for call in line.values()]
-        for call in sorted(calls, key=lambda call: (call.arrival_s, call.request_id)):
+        for call in sorted(calls, key=self._order):
             seat = self._seats.touch(call.session)
             open_workers = [left for left in tally.workers if left.num_free_slots > 0]
             if seat.standing is Standing.SEATED:
@@ -137,6 +144,10 @@ class WorkingSet(Seated):
             left = max(open_workers, key=self._room_at, default=None)
             if left is not None and left.fits(call.num_prompt_tokens):
                 self._release(call, seat, left, "in order of arrival: there is room for all", now_s)
+
+    def _order(self, call: WaitingCall) -> tuple[float, bool, str]:
+        """By arrival; at the same instant who is in mid-task first."""
+        return call.arrival_s, self._seats.touch(call.session).num_ended == 0, call.request_id
 
     def _room_at(self, left: Left) -> int:
         return self.seating.desk(left.worker_id).room_below(self._admit_fill)

@@ -43,6 +43,8 @@ class WorkingSetSettings:
     num_slice_calls: int = 4
     """Calls that a session has made in its seat before it may lose it to another's soft wait: having a context
     again is paid for by at least so many warm calls."""
+    most_turn_stretch: float = 1.5
+    """Sessions take turns only if that keeps waits within so many times those of first come first served."""
     fair_slack_s: float = 10.0
     """Seconds of the whole cluster that a tenant may be ahead of another that waits, per unit of weight,
     before its calls stand back. 0 would reorder calls for nothing."""

@@ -25,6 +25,11 @@ def tool_turn(name: str, tool: str, num_prompt_tokens: int = 0, num_output_token
     )
 
 
+def called(sessions: SagaSessions, turn: TurnEnd, now_s: float) -> None:
+    sessions.on_turn_started(turn.session, now_s)
+    sessions.on_turn_ended(turn, now_s)
+
+
 # ---------------------------------------------------------------------- the score
 
 
@@ -32,23 +37,21 @@ def warmed(sessions: SagaSessions) -> None:
     """Thirty sessions in which Edit always follows Read and adds 100 tokens, and Bash follows Edit."""
     for number in range(30):
         name = f"warm{number}"
-        sessions.on_turn_ended(tool_turn(name, "Read", 1000, 10), 0.0)
-        sessions.on_turn_ended(tool_turn(name, "Edit", 1210, 10), 0.0)
-        sessions.on_turn_ended(tool_turn(name, "Bash", 1320, 10), 0.0)
+        called(sessions, tool_turn(name, "Read", 1000, 10), 0.0)
+        called(sessions, tool_turn(name, "Edit", 1210, 10), 0.0)
+        called(sessions, tool_turn(name, "Bash", 1320, 10), 0.0)
 
 
 def test_the_graph_is_learned_from_turns() -> None:
     sessions = SagaSessions()
     warmed(sessions)
     assert sessions.graphs[False].num_sessions == 30, "each counts once, however many pairs it shows"
-    sessions.on_turn_ended(tool_turn("a", "Read"), 1.0)
+    called(sessions, tool_turn("a", "Read"), 1.0)
     assert sessions.next_step(session("a")) == Step("Edit", 1.0, 100.0)
-    sessions.on_turn_ended(TurnEnd(session=session("a"), stop=Stop.END), 2.0)
+    called(sessions, TurnEnd(session=session("a"), stop=Stop.END), 2.0)
     assert sessions.next_step(session("a")) == Step("", 0.95, 300.0)
     assert sessions.next_step(session("nobody")) is None
-    sessions.on_turn_ended(
-        TurnEnd(session=session("sub"), stop=Stop.TOOL, tools=("Read",), is_subagent=True), 2.0
-    )
+    called(sessions, TurnEnd(session=session("sub"), stop=Stop.TOOL, tools=("Read",), is_subagent=True), 2.0)
     assert sessions.next_step(session("sub")) is None, "sub-agents have a graph of their own"
 
 
@@ -56,7 +59,7 @@ def test_a_session_counts_once_although_a_human_interrupts_its_tools() -> None:
     sessions = SagaSessions()
     for tool in ("Read", "Edit", None, "Read", "Edit"):
         turn = tool_turn("a", tool) if tool else TurnEnd(session=session("a"), stop=Stop.END)
-        sessions.on_turn_ended(turn, 0.0)
+        called(sessions, turn, 0.0)
     assert sessions.graphs[False].num_sessions == 1
 
 
@@ -74,7 +77,7 @@ def test_without_a_graph_recency_and_size_decide() -> None:
 def test_reuse_weighs_most() -> None:
     sessions = SagaSessions()
     warmed(sessions)
-    sessions.on_turn_ended(tool_turn("a", "Read"), 1.0)
+    called(sessions, tool_turn("a", "Read"), 1.0)
     policy: WaLru[str] = WaLru(sessions, block_size=100, uses_ttl=False)
     policy.add("a", BlockFacts(0.0, 8, session=session("a")), 1.0)  # 0.3 + 0.5 * (1 - 900 / 1000) + 0.18
     policy.add("b", BlockFacts(50.0, 9), 1.0)  # 0.15 + 0.5 + 0.2
@@ -91,7 +94,7 @@ def test_a_session_that_moves_on_is_scored_anew_at_the_same_instant() -> None:
     policy.add("a", BlockFacts(0.0, 8, session=session("a")), 1.0)  # 0.3 + 0.5 + 0.18, of an unknown session
     policy.add("b", BlockFacts(50.0, 9), 1.0)  # 0.15 + 0.5 + 0.2
     assert policy.peek(100.0) == "a"
-    sessions.on_turn_ended(tool_turn("a", "Read"), 100.0)
+    called(sessions, tool_turn("a", "Read"), 100.0)
     assert policy.peek(100.0) == "b"
 
 

@@ -41,6 +41,27 @@ def test_the_adversary_says_the_opposite() -> None:
     assert hints(HintMode.ADVERSARIAL) == [final, Hint(1.0), Hint(1.0), Hint(1.0), Hint(1.0)]
 
 
+def test_the_turncoat_tells_the_truth_until_half_of_the_trace_is_over() -> None:
+    """The median gap is 402 s: who is back by then says that it is done, who is not says one second."""
+    calls = [*CALLS, call("a", 902.0), call("b", 905.0)]
+    assert next_gaps(calls)[3:] == [402.0, 4.0, None, None]
+    final, soon = Hint(None, is_final=True), Hint(1.0)
+    assert hints(HintMode.TURNCOAT, calls) == [
+        Hint(10.0),
+        Hint(900.0),
+        Hint(490.0),
+        final,  # the first lie: it is back after 402 s
+        final,
+        soon,
+        soon,
+    ]
+
+
+def test_a_turncoat_without_any_return_says_that_it_will() -> None:
+    alone = [call("a", 0.0), call("b", 1.0)]
+    assert hints(HintMode.TURNCOAT, alone) == [Hint(None, is_final=True), Hint(1.0)]
+
+
 MANY = [call("a", 10.0 * number) for number in range(4000)]
 
 

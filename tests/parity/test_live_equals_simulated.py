@@ -111,8 +111,12 @@ class Setup:
 
     @property
     def capacities(self) -> dict[WorkerId, WorkerCapacity]:
-        num_tokens = self.slots[Tier.DEVICE] * self.info.block_size
-        return {WORKER: WorkerCapacity(num_tokens=num_tokens, num_slots=self.limits.max_running)}
+        capacity = WorkerCapacity(
+            num_tokens=self.slots[Tier.DEVICE] * self.info.block_size,
+            num_lower_tokens=self.slots[Tier.HOST] * self.info.block_size,
+            num_slots=self.limits.max_running,
+        )
+        return {WORKER: capacity}
 
 
 TEXT = TextModel(byte_text_assets())

@@ -44,7 +44,11 @@ LIMITS = EngineLimits(max_batch_tokens=48, max_running=2)
 STEP_TIME = linear_step_time(0.011, 0.0031)
 WORKERS = (WorkerId("w0"), WorkerId("w1"))
 CAPACITIES = {
-    worker_id: WorkerCapacity(num_tokens=SLOTS[Tier.DEVICE] * INFO.block_size, num_slots=LIMITS.max_running)
+    worker_id: WorkerCapacity(
+        num_tokens=SLOTS[Tier.DEVICE] * INFO.block_size,
+        num_lower_tokens=SLOTS[Tier.HOST] * INFO.block_size,
+        num_slots=LIMITS.max_running,
+    )
     for worker_id in WORKERS
 }
 TOOLS = (("Bash:pytest",), ("Read",), ("Bash:git", "Grep"))

@@ -1,6 +1,7 @@
 """Cache mode works on runs of blocks; walking over single blocks and tokens gives the same figures."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -38,6 +39,23 @@ def test_lru(calls: Sequence[Call], num_blocks: int, merges: bool) -> None:
     lane = PoolLane(LruFamily(), num_blocks, merges=merges)
     naive = naive_hits(calls, num_blocks, lambda index, depth, block: (index, -depth))
     assert replay_one(calls, lane).num_hit_blocks == naive
+
+
+@given(traces(), POOLS, st.booleans(), st.data())
+def test_it_does_not_matter_how_a_prompt_is_cut(
+    calls: Sequence[Call], num_blocks: int, merges: bool, data: st.DataObject
+) -> None:
+    def cut(run: range) -> list[range]:
+        at = data.draw(st.integers(0, len(run)))
+        return [run[:at], run[at:]]
+
+    pieces = [replace(call, runs=tuple(part for run in call.runs for part in cut(run))) for call in calls]
+    family, whole = LruFamily(), LruFamily()
+    lane = PoolLane(family, num_blocks, merges=merges)
+    naive = naive_hits(calls, num_blocks, lambda index, depth, block: (index, -depth))
+    assert replay_one(pieces, lane).num_hit_blocks == naive
+    replay_one(calls, PoolLane(whole, num_blocks, merges=merges))
+    assert family.heard == whole.heard
 
 
 @given(traces(), POOLS)

@@ -98,8 +98,8 @@ def replay(
     sessions
         Replay only so many workflows, whole. Default: all.
     hints
-        What clients say about their sessions' return: off, right, wrong, delayed, missing, adversarial. Cluster
-        mode: off, or right (which call is the last).
+        What clients say about their sessions' return: off, right, wrong, delayed, missing, adversarial, turncoat.
+        Cluster mode: off, or right (which call is the last).
     bound
         Compute the optimum and the cost bound for cache mode. They need the whole trace in memory.
     decision_times

@@ -72,14 +72,14 @@ async def running_server(settings: ServeSettings) -> AsyncIterator[RunningServer
         text = _text_model(settings)
         record = DecisionRecord(stack.enter_context(_line_writer(settings.decision_log)))
         worker, pid = await _start_worker(settings, record, stack)
-        num_tokens = (await worker.stats()).total_blocks[Tier.DEVICE] * worker.info.block_size
+        capacity = await capacity_of(worker, num_slots=settings.max_running)
         dispatch = build_dispatch(
             workers=[worker],
             on_decision=record,
             new_request_id=lambda: f"req-{secrets.token_hex(12)}",
             new_session_id=lambda: f"ses-{secrets.token_hex(8)}",
             policies=policies,
-            capacities={WORKER_ID: WorkerCapacity(num_tokens=num_tokens, num_slots=settings.max_running)},
+            capacities={WORKER_ID: capacity},
         )
         workflow = Workflow(dispatch=dispatch, workers=[worker], clock=MonotonicClock())
         workflow.start()
@@ -151,6 +151,16 @@ async def _start_worker(
     watching = asyncio.create_task(process.watch(remote.mark_lost), name="worker supervisor")
     stack.push_async_callback(_cancel, watching)
     return remote, process.pid
+
+
+async def capacity_of(worker: Worker, *, num_slots: int) -> WorkerCapacity:
+    """What admission may plan with: the device, and the host tier, from which contexts come back without work."""
+    num_blocks, block_size = (await worker.stats()).total_blocks, worker.info.block_size
+    return WorkerCapacity(
+        num_tokens=num_blocks[Tier.DEVICE] * block_size,
+        num_lower_tokens=num_blocks.get(Tier.HOST, 0) * block_size,
+        num_slots=num_slots,
+    )
 
 
 def _text_model(settings: ServeSettings) -> TextModel:

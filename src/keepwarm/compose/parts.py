@@ -9,18 +9,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from keepwarm.compose.policies import PolicyNames, new_admission, new_family, new_routing
+from keepwarm.compose.policies import PolicyNames, worker_family
 from keepwarm.core.blocks import Tier
 from keepwarm.core.decision import Decision
 from keepwarm.core.ids import WorkerId
 from keepwarm.engine.executor import Executor, ModelInfo
+from keepwarm.routing.by_name import routing_of
+from keepwarm.routing.costs import RouteCosts
 from keepwarm.routing.router import Routable, Router
 from keepwarm.scheduling.queue import PriorityOrder
 from keepwarm.scheduling.scheduler import Scheduler, SchedulerSettings
+from keepwarm.store.eviction.costs import PrefillCost
 from keepwarm.store.manager import BlockManager, StoreSettings
 from keepwarm.store.pricing import CostModel
 from keepwarm.store.tiers.base import BlockStore
 from keepwarm.workers.engine_loop import EngineLoop
+from keepwarm.workflow.admission.by_name import admission_of
 from keepwarm.workflow.dispatch import Dispatch
 from keepwarm.workflow.gate import Gate
 from keepwarm.workflow.intake import Intake
@@ -67,7 +71,7 @@ def _block_manager(
             retention_bytes=retention_bytes,
             mirrors_to_host=limits.mirrors_to_host,
         ),
-        family=new_family(policies, block_size=block_size),
+        family=worker_family(policies, PrefillCost(block_size=block_size)),
         slow_tiers=block_store.slow_tiers,
     )
     for tier in block_store.slow_tiers:
@@ -125,7 +129,12 @@ def build_dispatch(
     num_slots = min((capacity.num_slots for capacity in known.values()), default=EngineLimits().max_running)
     router = Router(
         workers=workers,
-        policy=new_routing(policies, block_size=block_size, num_slots=num_slots),
+        policy=routing_of(
+            policies.routing,
+            costs=RouteCosts(),  # an example machine's: nobody measures workers yet
+            block_size=block_size,
+            num_slots=num_slots,
+        ),
         capacity_tokens={worker_id: capacity.num_tokens for worker_id, capacity in known.items()},
     )
     intake = Intake(
@@ -134,6 +143,6 @@ def build_dispatch(
         new_request_id=new_request_id,
         on_decision=on_decision,
     )
-    gate = Gate(new_admission(policies), on_decision=on_decision)
+    gate = Gate(admission_of(policies.admission), on_decision=on_decision)
     rooms = Rooms(workers, known)
     return Dispatch(intake=intake, gate=gate, router=router, rooms=rooms, on_decision=on_decision)

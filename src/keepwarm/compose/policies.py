@@ -1,25 +1,25 @@
-"""Owns the names of the three policies that a server is given, and makes the policies of live and simulated roots.
+"""Owns which policies run together, by name, and the eviction family that comes of the names.
 
-Never defines a policy. Used by `compose.parts` and `compose.settings`.
+One place for live servers and for replays, so a name means the same everywhere. Never defines a policy. Used by
+`compose.parts`, `compose.settings`, `compose.replay_cache` and `compose.replay_bundles`.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from keepwarm.core.errors import ConfigurationError
-from keepwarm.routing.by_name import ROUTING_NAMES, routing_of
-from keepwarm.routing.policy import RoutingPolicy
+from keepwarm.routing.by_name import ROUTING_NAMES
 from keepwarm.store.eviction.costs import PrefillCost
 from keepwarm.store.eviction.families import FAMILY_NAMES, family_of
 from keepwarm.store.eviction.keepwarm import KeepwarmFamily
 from keepwarm.store.eviction.policy import EvictionFamily
 from keepwarm.store.eviction.yielding import YieldingFamily
 from keepwarm.workflow.admission.by_name import NAMES as ADMISSION_NAMES
-from keepwarm.workflow.admission.by_name import admission_of
-from keepwarm.workflow.admission.policy import AdmissionPolicy
 
 EVICTION_NAMES = (*FAMILY_NAMES, "keepwarm")
+EVICTION_ALIASES: Mapping[str, str] = {"lru": "leaf-lru"}
 _PAUSING = ("thunderagent", "working-set")
-"""Admission policies that pause sessions: the blocks of those go first."""
+"""Admission policies that pause sessions: eviction lets the blocks of those go first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,30 +31,41 @@ class PolicyNames:
     admission: str = "fcfs"
 
     def __post_init__(self) -> None:
-        for what, name, known in (
-            ("eviction", self.eviction, EVICTION_NAMES),
-            ("routing", self.routing, ROUTING_NAMES),
-            ("admission", self.admission, ADMISSION_NAMES),
-        ):
-            if name not in known:
-                raise ConfigurationError(
-                    f"no {what} policy is called {name!r}. Use one of: {', '.join(known)}."
-                )
+        check_eviction(self.eviction)
+        _check("routing", self.routing, ROUTING_NAMES)
+        _check("admission", self.admission, ADMISSION_NAMES)
 
 
-def new_family(names: PolicyNames, *, block_size: int) -> EvictionFamily:
-    """The eviction family of one worker."""
+def check_eviction(name: str) -> None:
+    """Raises ConfigurationError for a name that no eviction family has."""
+    if name not in EVICTION_ALIASES:
+        _check("eviction", name, EVICTION_NAMES)
+
+
+def _check(kind: str, name: str, known: tuple[str, ...]) -> None:
+    if name not in known:
+        raise ConfigurationError(f"no {kind} policy is called {name!r}. Use one of: {', '.join(known)}.")
+
+
+def eviction_family(name: str, cost: PrefillCost) -> EvictionFamily:
+    """A new family called `name`, as cache mode compares it. Raises ConfigurationError for an unknown one.
+
+    There, blocks are counted, so `keepwarm` takes them to cost alike.
+    """
+    check_eviction(name)
+    if name == "keepwarm":
+        return KeepwarmFamily()
+    return family_of(EVICTION_ALIASES.get(name, name), cost)
+
+
+def worker_family(names: PolicyNames, cost: PrefillCost) -> EvictionFamily:
+    """A new family for one worker, which does as admission wishes when that pauses sessions.
+
+    A worker pays for what it misses: `keepwarm` weighs a block, and bounds its loss, by what its prefill costs.
+    """
     family: EvictionFamily
     if names.eviction == "keepwarm":
-        family = KeepwarmFamily()
+        family = KeepwarmFamily(block_cost=cost.block_s)
     else:
-        family = family_of(names.eviction, PrefillCost(block_size=block_size))
+        family = eviction_family(names.eviction, cost)
     return YieldingFamily(family) if names.admission in _PAUSING else family
-
-
-def new_routing(names: PolicyNames, *, block_size: int, num_slots: int) -> RoutingPolicy:
-    return routing_of(names.routing, block_size=block_size, num_slots=num_slots)
-
-
-def new_admission(names: PolicyNames) -> AdmissionPolicy:
-    return admission_of(names.admission)

@@ -4,52 +4,46 @@ Never defines a policy. Called by `compose.replay_cluster`.
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
-from keepwarm.compose.replay_families import EVICTION_NAMES, eviction_family
+from keepwarm.compose.policies import PolicyNames, worker_family
 from keepwarm.compose.replay_machines import Machine
 from keepwarm.core.errors import ConfigurationError
-from keepwarm.routing.by_name import ROUTING_NAMES, routing_of
+from keepwarm.routing.by_name import routing_of
 from keepwarm.sim.cluster.bundle import Bundle
-from keepwarm.store.eviction.families import FAMILY_NAMES
-from keepwarm.store.eviction.policy import EvictionFamily
-from keepwarm.store.eviction.yielding import YieldingFamily
-from keepwarm.workflow.admission.by_name import NAMES as ADMISSION_NAMES
 from keepwarm.workflow.admission.by_name import admission_of
 
 CLAIRVOYANT = ("fifo", "belady", "greedy")
 """What only cache mode can do."""
-_PAUSING = frozenset({"thunderagent", "working-set"})
-"""Admission policies that pause sessions: eviction lets the blocks of those go first."""
 
 
-class Parts(NamedTuple):
-    admission: str
-    routing: str
-    eviction: str
+def _together(admission: str, routing: str, eviction: str) -> PolicyNames:
+    return PolicyNames(admission=admission, routing=routing, eviction=eviction)
 
 
-BUNDLES: Mapping[str, Parts] = {
+BUNDLES: Mapping[str, PolicyNames] = {
     # An engine with prefix caching behind a load balancer that knows nothing of sessions.
-    "fcfs": Parts("fcfs", "least-loaded", "leaf-lru"),
+    "fcfs": _together("fcfs", "least-loaded", "leaf-lru"),
     # The same, with each session on a worker of its own: the baseline that SAGA compares with.
-    "vllm-affinity": Parts("fcfs", "consistent-hash", "leaf-lru"),
-    "priority": Parts("priority", "consistent-hash", "leaf-lru"),
-    "dynamo": Parts("fcfs", "dynamo", "leaf-lru"),
-    "parrot": Parts("parrot", "prefix-thresholds", "leaf-lru"),
-    "pie": Parts("pie", "consistent-hash", "leaf-lru"),
-    "autellix": Parts("plas", "consistent-hash", "leaf-lru"),
-    "atlas": Parts("atlas", "consistent-hash", "leaf-lru"),
-    "continuum": Parts("continuum", "consistent-hash", "continuum"),
-    "kvflow": Parts("fcfs", "consistent-hash", "kvflow"),
-    "saga": Parts("saga-afs", "saga-affinity", "saga"),
-    "thunderagent": Parts("thunderagent", "least-loaded", "leaf-lru"),
-    "keepwarm": Parts("working-set", "keepwarm", "keepwarm"),
+    "vllm-affinity": _together("fcfs", "consistent-hash", "leaf-lru"),
+    "priority": _together("priority", "consistent-hash", "leaf-lru"),
+    "dynamo": _together("fcfs", "dynamo", "leaf-lru"),
+    "parrot": _together("parrot", "prefix-thresholds", "leaf-lru"),
+    "pie": _together("pie", "consistent-hash", "leaf-lru"),
+    "autellix": _together("plas", "consistent-hash", "leaf-lru"),
+    "atlas": _together("atlas", "consistent-hash", "leaf-lru"),
+    "continuum": _together("continuum", "consistent-hash", "continuum"),
+    "kvflow": _together("fcfs", "consistent-hash", "kvflow"),
+    "saga": _together("saga-afs", "saga-affinity", "saga"),
+    "thunderagent": _together("thunderagent", "least-loaded", "leaf-lru"),
+    "keepwarm": _together("working-set", "keepwarm", "keepwarm"),
 }
 
 
-def parts_of(name: str) -> Parts:
-    """The parts of a bundle, or of `admission+routing+eviction`. Raises ConfigurationError for an unknown name."""
+def names_in(name: str) -> PolicyNames:
+    """The policies of a bundle, or of `admission+routing+eviction`.
+
+    Raises ConfigurationError for an unknown name.
+    """
     if name in BUNDLES:
         return BUNDLES[name]
     if name in CLAIRVOYANT:
@@ -60,29 +54,17 @@ def parts_of(name: str) -> Parts:
             f"cluster mode knows no policy {name!r}; there are: {', '.join(BUNDLES)}; "
             "or admission+routing+eviction"
         )
-    parts = Parts(*words)
-    evictions = tuple(dict.fromkeys((*EVICTION_NAMES, *FAMILY_NAMES)))
-    for kind, word, known in zip(
-        parts._fields, parts, (ADMISSION_NAMES, ROUTING_NAMES, evictions), strict=True
-    ):
-        if word not in known:
-            raise ConfigurationError(f"no {kind} policy is called {word!r}; there are: {', '.join(known)}")
-    return parts
+    return _together(*words)
 
 
 def bundle_of(name: str, *, machine: Machine, block_size: int, max_running: int) -> Bundle:
     """Fresh policies for one run. Raises ConfigurationError for an unknown name."""
-    parts = parts_of(name)
-
-    def new_family() -> EvictionFamily:
-        family = eviction_family(parts.eviction, machine.prefill_cost(block_size))
-        return YieldingFamily(family) if parts.admission in _PAUSING else family
-
+    names = names_in(name)
     return Bundle(
         name=name,
-        admission=admission_of(parts.admission),
+        admission=admission_of(names.admission),
         routing=routing_of(
-            parts.routing, costs=machine.route_costs(), block_size=block_size, num_slots=max_running
+            names.routing, costs=machine.route_costs(), block_size=block_size, num_slots=max_running
         ),
-        new_family=new_family,
+        new_family=lambda: worker_family(names, machine.prefill_cost(block_size)),
     )

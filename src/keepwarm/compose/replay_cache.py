@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from keepwarm import __version__
-from keepwarm.compose.replay_families import EVICTION_NAMES, eviction_family
+from keepwarm.compose.policies import EVICTION_NAMES, eviction_family
 from keepwarm.compose.replay_plan import OnNote, OnShare, ReplayPlan
 from keepwarm.core.errors import ConfigurationError
 from keepwarm.sim.bounds.bound import ReuseInterval, reuse_intervals, saving_bound
@@ -24,10 +24,10 @@ from keepwarm.sim.report.rows import ReplayRow
 from keepwarm.sim.traces.call import Call, Workload
 from keepwarm.sim.watched import Stopwatch
 from keepwarm.store.eviction.costs import PrefillCost
-from keepwarm.store.eviction.families import FAMILY_NAMES
 
 CLAIRVOYANT = ("greedy", "belady")
-CACHE_POLICIES = ("fifo", *EVICTION_NAMES, *CLAIRVOYANT)
+CACHE_POLICIES = ("fifo", "lru", *(name for name in EVICTION_NAMES if name != "leaf-lru"), *CLAIRVOYANT)
+"""Each policy once, as reports name it."""
 _COUNT_USES = frozenset({"lfu", "slru", "gdsf"})
 """Policies for which two uses are more than one: a run must not grow when it is continued."""
 
@@ -37,7 +37,6 @@ class _Held:
     """A trace in memory, with what can be known of it then."""
 
     calls: Sequence[Call]
-    subagents: frozenset[str]
     hints: Sequence[Hint] | None
     uses: Sequence[NextUses]
     intervals: Sequence[ReuseInterval]
@@ -46,7 +45,7 @@ class _Held:
 def check_cache_plan(plan: ReplayPlan) -> None:
     """Raises ConfigurationError for policies that there are not."""
     for name in plan.policies:
-        if name not in CACHE_POLICIES and name not in FAMILY_NAMES:
+        if name not in (*CACHE_POLICIES, *EVICTION_NAMES):
             raise ConfigurationError(
                 f"cache mode knows no policy {name!r}; there are: {', '.join(CACHE_POLICIES)}"
             )
@@ -66,7 +65,7 @@ def cache_rows(
     on_note(f"{trace}: more than {plan.max_held_calls:,} calls, so it is streamed: no bounds")
     _check_streamed(plan)
     lanes = [_lane(plan, workload, name, pool_tokens, ()) for pool_tokens, name in cases]
-    stream = itertools.chain(calls, source)
+    stream = itertools.chain(_drained(calls), source)
     num_done = 0
 
     def on_calls(num_calls: int) -> None:
@@ -77,6 +76,13 @@ def cache_rows(
     results = replay_cache(stream, lanes, block_size=workload.block_size, on_calls=on_calls)
     for (pool_tokens, name), result in zip(cases, results, strict=True):
         yield row(name, pool_tokens, result)
+
+
+def _drained(calls: list[Call]) -> Iterator[Call]:
+    """`calls` in order, each let go when it is taken: a long trace does not keep its beginning in memory."""
+    calls.reverse()
+    while calls:
+        yield calls.pop()
 
 
 def _check_streamed(plan: ReplayPlan) -> None:
@@ -112,7 +118,6 @@ def _held_rows(
             [lane],
             block_size=workload.block_size,
             hints=held.hints,
-            subagents=held.subagents,
             on_calls=on_calls,
         )
         return result
@@ -132,7 +137,6 @@ def _hold(plan: ReplayPlan, workload: Workload, calls: Sequence[Call], seed: int
     uses = next_uses([call.runs for call in calls]) if is_foreseen else []
     return _Held(
         calls=calls,
-        subagents=frozenset(session.session for session in workload.sessions() if session.parent is not None),
         hints=None
         if plan.hints is HintMode.OFF
         else hints_for(calls, plan.hints, random.Random(seed).random),

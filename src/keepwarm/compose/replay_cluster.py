@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterator
 
 from keepwarm import __version__
-from keepwarm.compose.replay_bundles import bundle_of, parts_of
+from keepwarm.compose.replay_bundles import bundle_of, names_in
 from keepwarm.compose.replay_machines import machine_of
 from keepwarm.compose.replay_plan import OnNote, OnShare, ReplayPlan
 from keepwarm.core.errors import ConfigurationError
@@ -21,7 +21,7 @@ from keepwarm.sim.traces.call import Workload
 def check_cluster_plan(plan: ReplayPlan) -> None:
     """Raises ConfigurationError for what cannot be run."""
     for policy in plan.policies:
-        parts_of(policy)
+        names_in(policy)
     machine_of(plan.cluster.machine)
     if plan.hints not in (HintMode.OFF, HintMode.RIGHT):
         raise ConfigurationError(

@@ -124,7 +124,11 @@ class EngineSettingsPart(BaseSettings):
         str, Field(description=f"Which KV blocks leave a full tier first: {', '.join(EVICTION_NAMES)}.")
     ] = PolicyNames().eviction
     routing: Annotated[
-        str, Field(description=f"Which worker gets a request: {', '.join(ROUTING_NAMES)}.")
+        str,
+        Field(
+            description=f"Which worker gets a request: {', '.join(ROUTING_NAMES)}. Of use with several workers "
+            "only; keepwarm predicts with the costs of an example machine, not with measured ones."
+        ),
     ] = PolicyNames().routing
     admission: Annotated[
         str,

@@ -57,7 +57,9 @@ def build_simulation(
     ]
     capacities = {
         worker.worker_id: WorkerCapacity(
-            num_tokens=num_slots[Tier.DEVICE] * worker.info.block_size, num_slots=limits.max_running
+            num_tokens=num_slots[Tier.DEVICE] * worker.info.block_size,
+            num_lower_tokens=num_slots[Tier.HOST] * worker.info.block_size,
+            num_slots=limits.max_running,
         )
         for worker in workers
     }

@@ -4,7 +4,7 @@ An upper bound for any real placement, and exact: the same figures as a walk ove
 policy and never reads files. Called by `compose.replay`.
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from keepwarm.core.ids import DEFAULT_TENANT, SessionId
@@ -79,7 +79,6 @@ def replay_cache(
     *,
     block_size: int,
     hints: Sequence[Hint] | None = None,
-    subagents: Collection[str] = (),
     on_calls: OnCalls = lambda num_calls: None,
 ) -> list[CacheResult]:
     """Drive all `lanes` through `calls`, read once and not kept. `hints`: what clients say, one for each call."""
@@ -89,7 +88,7 @@ def replay_cache(
     num_calls = num_blocks = num_tokens = 0
     prompt_cost = 0.0
     for index, call in enumerate(calls):
-        turn = turn_end(call, hints[index] if hints else NO_HINT, is_subagent=call.session in subagents)
+        turn = turn_end(call, hints[index] if hints else NO_HINT)
         for lane, count in zip(lanes, counts, strict=True):
             count.add(call, lane.serve(index, call, turn), block_size)
         fresh.add(call, seen.num_leading(call.runs), block_size)
@@ -121,14 +120,14 @@ def replay_cache(
     ]
 
 
-def turn_end(call: Call, hint: Hint, *, is_subagent: bool) -> TurnEnd:
+def turn_end(call: Call, hint: Hint) -> TurnEnd:
     """What a server knows when `call` has ended: nothing of the future but what the client says."""
     return TurnEnd(
         session=(DEFAULT_TENANT, SessionId(call.session)),
         stop=call.stop,
         tools=call.tools,
         after_tool=call.after_tool,
-        is_subagent=is_subagent,
+        is_subagent=call.is_subagent,
         num_prompt_tokens=call.num_prompt_tokens,
         num_output_tokens=call.num_output_tokens,
         expected_return_s=hint.expected_return_s,

@@ -30,6 +30,9 @@ class HintMode(enum.StrEnum):
     """Right, but half of the hints are lost."""
     ADVERSARIAL = "adversarial"
     """Who is back within a minute says that it is done; who stays away, or is done, says one second."""
+    TURNCOAT = "turncoat"
+    """Right until half of the trace is over, so that hints are trusted; then the opposite of the truth, split at
+    the trace's own median gap, so that as many lie each way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,8 @@ def hints_for(calls: Sequence[Call], mode: HintMode, draw: Draw) -> list[Hint]:
     gaps = next_gaps(calls)
     if mode is HintMode.DELAYED:
         return _one_call_late(calls, gaps)
+    if mode is HintMode.TURNCOAT:
+        return _turned(gaps)
     return [_hint(gap_s, mode, draw) for gap_s in gaps]
 
 
@@ -78,10 +83,21 @@ def _hint(gap_s: float | None, mode: HintMode, draw: Draw) -> Hint:
             said_s = _SHORT_S * (_LONG_S / _SHORT_S) ** draw()
             return Hint(None, is_final=True) if is_final else Hint(said_s)
         case HintMode.ADVERSARIAL:
-            is_soon = gap_s is not None and gap_s < _ADVERSARY_SPLIT_S
-            return Hint(None, is_final=True) if is_soon else Hint(_SHORT_S)
+            return _lie(gap_s, _ADVERSARY_SPLIT_S)
         case _:
             return NO_HINT
+
+
+def _lie(gap_s: float | None, split_s: float) -> Hint:
+    is_soon = gap_s is not None and gap_s <= split_s
+    return Hint(None, is_final=True) if is_soon else Hint(_SHORT_S)
+
+
+def _turned(gaps: Sequence[float | None]) -> list[Hint]:
+    num_true = len(gaps) // 2
+    known = sorted(gap_s for gap_s in gaps if gap_s is not None)
+    split_s = known[len(known) // 2] if known else _ADVERSARY_SPLIT_S
+    return [_truth(gap_s) if index < num_true else _lie(gap_s, split_s) for index, gap_s in enumerate(gaps)]
 
 
 def _one_call_late(calls: Sequence[Call], gaps: Sequence[float | None]) -> list[Hint]:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from keepwarm.core.ids import SessionKey
+from keepwarm.sim.traces.runs import joined
 from keepwarm.store.eviction.policy import BlockFacts, EvictionFamily, EvictionPolicy
 
 
@@ -44,7 +45,11 @@ class Evicted:
 
 
 class RunPool:
-    """`num_blocks` blocks. `merges`: let a run grow when it is continued; off where single uses are counted."""
+    """`num_blocks` blocks. `merges`: let a run grow when it is continued; off where single uses are counted.
+
+    A number stands for the whole prefix before it, so two prompts with the same number in one place are alike up
+    to there. A prompt may come in any pieces: ranges that continue each other are joined here.
+    """
 
     def __init__(
         self,
@@ -79,13 +84,13 @@ class RunPool:
     def num_hits(self, prompt: Sequence[range]) -> int:
         """Blocks of `prompt`, from its start, that are in the pool. Changes nothing."""
         node, num_hits = self._root, 0
-        for run in prompt:
+        for run in joined(prompt):
             while run:
                 child = node.children.get(run[0])
                 if child is None:
                     return num_hits
-                # A number stands for the whole prefix before it: runs with the same first block go on alike,
-                # and a prompt that leaves a run in its middle does not come back to it.
+                # Runs with the same first block go on alike, and a prompt that leaves a run in its middle does
+                # not come back to it: it would have gone on in the same range.
                 num_shared = min(len(child.run), len(run))
                 num_hits += num_shared
                 if num_shared < len(child.run):
@@ -107,6 +112,7 @@ class RunPool:
         May overfill the pool: `trim` follows. The run is evictable only after `settle`, so that its owner can
         pin it. `next_uses`: how many blocks, from the start, will be used next when; for clairvoyant policies.
         """
+        prompt = joined(prompt)
         self._family.on_prompt(prompt, session, now_s)
         node = self._root
         for run in prompt:

@@ -95,18 +95,21 @@ class LocalWorker:
         if self._health is not WorkerHealth.READY:
             raise Overloaded(f"worker {self._worker_id} is {self._health} and accepts no new requests")
         queue: asyncio.Queue[RequestEvent] = asyncio.Queue()
+        has_ended = False
         self._streams[request.request_id] = queue
         try:
             self._engine.submit(request, self._clock.now_s())
             self._wake()
             while True:
                 event = await queue.get()
+                has_ended = isinstance(event, RequestFinished)
                 yield event
-                if isinstance(event, RequestFinished):
+                if has_ended:
                     return
         finally:
             self._streams.pop(request.request_id, None)
-            self.cancel(request.request_id)
+            if not has_ended:  # else it would wake the loop for nothing, and change who plans first
+                self.cancel(request.request_id)
 
     def cancel(self, request_id: RequestId) -> None:
         self._engine.cancel(request_id, self._clock.now_s())

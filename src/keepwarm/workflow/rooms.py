@@ -21,6 +21,9 @@ class WorkerCapacity:
 
     num_tokens: int = UNKNOWN_CAPACITY
     """KV tokens that fit its device."""
+    num_lower_tokens: int = 0
+    """KV tokens that fit its host tier. Slower tiers are not counted, however large: whether a context comes back
+    from there without being computed depends on prices, on what was saved in time and on who shares the tier."""
     num_slots: int = UNKNOWN_CAPACITY
     """Requests that run together."""
 
@@ -61,4 +64,5 @@ class Rooms:
             num_free_tokens=max(capacity.num_tokens - held.num_tokens, 0),
             num_free_slots=max(capacity.num_slots - num_open, 0),
             num_open_requests=num_open,
+            num_lower_tokens=capacity.num_lower_tokens,
         )

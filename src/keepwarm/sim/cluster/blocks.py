@@ -3,8 +3,6 @@
 Never counts tokens and keeps no prompt. Called by everything in `sim.cluster`.
 """
 
-from itertools import pairwise
-
 from keepwarm.sim.traces.call import Runs
 
 
@@ -32,19 +30,6 @@ def slice_runs(runs: Runs, first: int, end: int) -> Runs:
         if part:
             found.append(part)
         start += len(run)
-    return tuple(found)
-
-
-def joined(runs: Runs) -> Runs:
-    """The same blocks in as few runs as there can be: the pool takes the end of a run for a fork."""
-    if all(run.stop != after.start for run, after in pairwise(runs)):
-        return runs
-    found = [runs[0]]
-    for run in runs[1:]:
-        if found[-1].stop == run.start:
-            found[-1] = range(found[-1].start, run.stop)
-        else:
-            found.append(run)
     return tuple(found)
 
 

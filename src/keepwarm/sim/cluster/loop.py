@@ -13,11 +13,10 @@ from typing import Any
 
 from keepwarm.core.decision import Decision
 from keepwarm.core.ids import RequestId, SessionKey, WorkerId
-from keepwarm.core.turns import TurnEnd
 from keepwarm.routing.homes import SessionHomes
 from keepwarm.routing.policy import RouteQuestion, RoutingPolicy
-from keepwarm.sim.cluster.blocks import extends, joined, num_blocks_of, slice_runs
 from keepwarm.sim.cluster.bundle import HearsQueueDelays, Pausable
+from keepwarm.sim.cluster.calls import request_of, turn_of
 from keepwarm.sim.cluster.closed_loop import ClosedLoop
 from keepwarm.sim.cluster.facts import WorkerFacts
 from keepwarm.sim.cluster.fairness import TenantLedger
@@ -112,7 +111,7 @@ class Cluster:
         heapq.heappush(self._agenda, (when_s, kind, rank, next(self._counter), handle, subject))
 
     def _at_end(self, worker: SimWorker) -> None:
-        self._at(worker.end_s, _ENDS, self._end_step, (worker, worker.version), worker.rank)
+        self._at(worker.stretch.end_s, _ENDS, self._end_step, (worker, worker.stretch.version), worker.rank)
 
     # ------------------------------------------------------------------ calls
 
@@ -121,7 +120,8 @@ class Cluster:
         self._closed_loop.has_begun(live, self.now_s)
         if self.ledger.first_arrival_s is None:
             self.ledger.first_arrival_s = self.now_s
-        request = self._new_request(live)
+        self._num_requests += 1
+        request = request_of(live, self._num_requests, self._settings.block_size, self.now_s)
         if request.num_tokens + request.num_left > self._settings.num_tokens:
             self.ledger.num_refused += 1
             self._closed_loop.go_on(live, self.now_s)
@@ -145,29 +145,6 @@ class Cluster:
             self.now_s,
         )
         self._decide_soon()
-
-    def _new_request(self, live: LiveSession) -> SimRequest:
-        self._num_requests += 1
-        calls = live.record.calls
-        call = calls[live.index]
-        num_tokens = max(call.num_prompt_tokens, 1)
-        runs = joined(slice_runs(call.runs, 0, num_tokens // self._settings.block_size))
-        num_whole = num_blocks_of(runs)
-        next_runs = None
-        if live.index + 1 < len(calls) and extends(calls[live.index + 1].runs, runs, num_whole):
-            next_runs = calls[live.index + 1].runs
-        return SimRequest(
-            request_id=RequestId(f"r{self._num_requests}"),
-            session=live.key,
-            call=call,
-            arrival_s=self.now_s,
-            runs=runs,
-            num_whole=num_whole,
-            num_tokens=num_tokens,
-            num_left=max(call.num_output_tokens, 1),
-            next_runs=next_runs,
-            order=self._num_requests,
-        )
 
     def _decide_soon(self) -> None:
         if self._decides_at_s != self.now_s:
@@ -244,7 +221,7 @@ class Cluster:
         """Something arrived for `worker`: plan, or end its stretch of steps with the one that runs now."""
         if not worker.is_busy:
             self._plan_soon(worker)
-        elif worker.can_start_more() and worker.shorten(self.now_s):
+        elif worker.can_start_more() and worker.stretch.shorten(self.now_s):
             self._at_end(worker)
 
     def _plan_soon(self, worker: SimWorker) -> None:
@@ -261,7 +238,7 @@ class Cluster:
 
     def _end_step(self, subject: tuple[SimWorker, int]) -> None:
         worker, version = subject
-        if version == worker.version:
+        if version == worker.stretch.version:
             worker.end(self.now_s)
             if self._agenda and self._agenda[0][0] <= self.now_s:
                 self._plan_soon(worker)
@@ -271,7 +248,7 @@ class Cluster:
     def _on_loaded(self, worker: SimWorker) -> None:
         if not worker.is_busy:
             self._plan_soon(worker)
-        elif worker.shorten(self.now_s):
+        elif worker.stretch.shorten(self.now_s):
             self._at_end(worker)
 
     def on_started(self, worker: SimWorker, request: SimRequest, now_s: float) -> None:
@@ -290,7 +267,7 @@ class Cluster:
     def on_finished(self, worker: SimWorker, request: SimRequest, now_s: float) -> None:
         _, live = self._open.pop(request.request_id)
         self._facts[worker.worker_id].load.remove(request.request_id)
-        turn = _turn_of(request, live)
+        turn = turn_of(request, live)
         family = self._families[worker.worker_id]
         family.on_turn_ended(turn, now_s)
         self._gate.ended(request.request_id, turn, request.service_s, now_s)
@@ -306,35 +283,10 @@ class Cluster:
         self._decide_soon()
 
     def _book(self, request: SimRequest, live: LiveSession) -> None:
-        ledger, call = self.ledger, request.call
-        assert request.first_token_s is not None
-        assert request.started_s is not None
-        ledger.ttft_s.append(request.first_token_s - request.arrival_s)
-        ledger.wait_s.append(request.started_s - request.arrival_s)
-        num_prompt, num_output = max(call.num_prompt_tokens, 1), max(call.num_output_tokens, 1)
-        ledger.num_prompt_tokens += num_prompt
-        ledger.num_output_tokens += num_output
-        ledger.num_hit_tokens += request.num_hit_tokens
-        ledger.num_host_hit_tokens += request.num_host_hit_tokens
-        ledger.num_fresh_tokens += request.num_fresh_tokens
-        ledger.last_end_s = self.now_s
+        self.ledger.book(request, self.now_s)
         self._tenants.on_served(live.record.tenant, request.device_s)
+        num_prompt, num_output = request.num_prompt_tokens, request.num_output_tokens
         max_batch = self._settings.max_batch_tokens
         live.ideal_s += prefill_s(self._cost, num_prompt - request.num_fresh_tokens, num_prompt, max_batch)
         if num_output > 1:
             live.ideal_s += self._cost.decode_s(1, num_prompt + 1, num_output - 1)
-
-
-def _turn_of(request: SimRequest, live: LiveSession) -> TurnEnd:
-    call = request.call
-    return TurnEnd(
-        session=live.key,
-        stop=call.stop,
-        tools=call.tools,
-        after_tool=call.after_tool,
-        is_subagent=live.record.parent is not None,
-        num_prompt_tokens=call.num_prompt_tokens,
-        num_output_tokens=call.num_output_tokens,
-        num_prefilled_tokens=request.num_prefilled,
-        is_final=live.tells_end and live.index + 1 == len(live.record.calls),
-    )

@@ -9,13 +9,14 @@ stops. Blocks that are being computed are in the pool, too: the worker lets nobo
 from collections.abc import Callable
 
 from keepwarm.core.blocks import Tier
-from keepwarm.sim.cluster.blocks import SeenBlocks, joined, num_blocks_of, slice_runs
+from keepwarm.sim.cluster.blocks import SeenBlocks, num_blocks_of, slice_runs
 from keepwarm.sim.cluster.pool import WorkerPool
 from keepwarm.sim.cluster.request import SimRequest
 from keepwarm.sim.cluster.settings import WorkerSettings
 from keepwarm.sim.costs.step import StepCost, prefill_s
 from keepwarm.sim.costs.tiers import TierCosts
 from keepwarm.sim.traces.call import Runs
+from keepwarm.sim.traces.runs import joined
 from keepwarm.store.eviction.policy import EvictionFamily
 
 

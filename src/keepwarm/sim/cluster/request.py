@@ -1,6 +1,7 @@
 """Owns SimRequest: one call on its way through one simulated worker.
 
-Never schedules itself. Made by `sim.cluster.loop`, written by `sim.cluster.worker`, read by both.
+Never schedules itself. Made by `sim.cluster.calls`, written by `sim.cluster.worker`, read by that and by
+`sim.cluster.loop`.
 """
 
 from dataclasses import dataclass
@@ -68,6 +69,16 @@ class SimRequest:
     """Seconds in which it ran, alone or beside others."""
     device_s: float = 0.0
     """Its part of the worker's time: each step is divided equally among those that run."""
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """As recorded, at least 1."""
+        return max(self.call.num_prompt_tokens, 1)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """As recorded, at least 1."""
+        return max(self.call.num_output_tokens, 1)
 
     def set_ready(self, num_blocks: int) -> None:
         self.num_ready = num_blocks

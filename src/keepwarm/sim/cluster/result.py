@@ -7,6 +7,8 @@ from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from keepwarm.sim.cluster.request import SimRequest
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
@@ -124,3 +126,16 @@ class Ledger:
         self.policy_ns = 0
         self.first_arrival_s: float | None = None
         self.last_end_s = 0.0
+
+    def book(self, request: SimRequest, now_s: float) -> None:
+        """`request` has ended."""
+        assert request.first_token_s is not None
+        assert request.started_s is not None
+        self.ttft_s.append(request.first_token_s - request.arrival_s)
+        self.wait_s.append(request.started_s - request.arrival_s)
+        self.num_prompt_tokens += request.num_prompt_tokens
+        self.num_output_tokens += request.num_output_tokens
+        self.num_hit_tokens += request.num_hit_tokens
+        self.num_host_hit_tokens += request.num_host_hit_tokens
+        self.num_fresh_tokens += request.num_fresh_tokens
+        self.last_end_s = now_s

@@ -1,15 +1,14 @@
 """Owns SimWorker: one engine in virtual time, with continuous batching, chunked prefill and preemption.
 
 Never chooses between sessions: it takes what it was given in order of arrival, by the same rules as
-`scheduling.scheduler`. Never reads a clock. Driven by `sim.cluster.loop`: `submit`, then `plan`; at `end_s` `end`
-and `plan` again. Steps that only decode are one stretch; `shorten` cuts it when something happens meanwhile.
+`scheduling.scheduler`. Never reads a clock. Driven by `sim.cluster.loop`: `submit`, then `plan`; at the end of
+the `stretch` `end` and `plan` again. Steps that only decode are one stretch, cut when something happens meanwhile.
 
 A step is filled in this order: a token for each decoding request, chunks of those in prefill, then requests that
 wait. A waiting request whose next block another one is computing waits for it.
 """
 
 from bisect import insort
-from math import ceil
 from typing import Protocol
 
 from keepwarm.core.ids import WorkerId
@@ -18,6 +17,7 @@ from keepwarm.sim.cluster.decoding import DecodeBatch
 from keepwarm.sim.cluster.memory import WorkerMemory
 from keepwarm.sim.cluster.request import SimRequest
 from keepwarm.sim.cluster.settings import Stepping, WorkerSettings
+from keepwarm.sim.cluster.stretch import Stretch
 from keepwarm.sim.costs.step import StepCost, sum_positions
 
 
@@ -56,10 +56,8 @@ class SimWorker:
         """Its place among the workers. Kept by the loop."""
         self.is_planned = False
         """Whether a `plan` is due. Kept by the loop."""
-        self.start_s = self.end_s = 0.0
-        """Of the stretch under way."""
-        self.version = 0
-        """Grows whenever `end_s` changes."""
+        self.stretch = Stretch(self._decode_s)
+        """Under way while `is_busy`."""
         self.num_preemptions = 0
         self.num_prefilled_tokens = 0
         self.busy_s = 0.0
@@ -81,7 +79,6 @@ class SimWorker:
         self._prefilling: list[SimRequest] = []
         self._loads: list[float] = []
         self._chunks: list[tuple[SimRequest, int]] = []
-        self._num_steps = 0
         self._grown_step = 0
         self._blocked: SimRequest | None = None
         self._is_regrouped = False
@@ -101,33 +98,21 @@ class SimWorker:
         loads, self._loads = self._loads, []
         return loads
 
-    def shorten(self, now_s: float) -> bool:
-        """Something happened: end the stretch with the step that runs at `now_s`. Whether `end_s` changed."""
-        if self._num_steps <= 1 or self.end_s <= now_s:
-            return False
-        num_steps = self._num_started(now_s)
-        if num_steps >= self._num_steps:
-            return False
-        self._num_steps = num_steps
-        self.end_s = self.start_s + self._decode_s(num_steps)
-        self.version += 1
-        return True
-
     def can_start_more(self) -> bool:
         """Whether a request that arrives now could start with the next step."""
         return self._blocked is None and len(self.running) < self.settings.max_running
 
     def catch_up(self, now_s: float) -> None:
         """Let decoding take the blocks of the steps that have begun before `now_s`, as one by one they would."""
-        if self.is_busy and self._num_steps > 1:
-            self._grow(self.batch.step + self._num_started(now_s), now_s)
+        if self.is_busy and self.stretch.num_steps > 1:
+            self._grow(self.batch.step + self.stretch.num_started(now_s), now_s)
 
     @property
     def is_tight(self) -> bool:
         """Whether decoding may evict before the stretch ends."""
-        if self._num_steps <= 1 or not self.is_busy:
+        if self.stretch.num_steps <= 1 or not self.is_busy:
             return False
-        num_new = self.batch.num_new_blocks(self._grown_step + 1, self.batch.step + self._num_steps)
+        num_new = self.batch.num_new_blocks(self._grown_step + 1, self.batch.step + self.stretch.num_steps)
         return self.memory.num_used_blocks + num_new > self.settings.num_blocks
 
     # ------------------------------------------------------------------ planning
@@ -142,16 +127,13 @@ class SimWorker:
         if self._is_regrouped:
             self._take_stock()
         num_decoding, num_kv = self.batch.num, self.batch.num_kv_tokens(step)
-        self.start_s, self.is_busy = now_s, True
-        self._num_steps = 1
+        self.is_busy = bool(num_tokens or num_decoding)
         if num_tokens:
-            self.end_s = now_s + self._cost.step_s(num_tokens, num_positions, num_decoding, num_kv)
+            duration_s = self._cost.step_s(num_tokens, num_positions, num_decoding, num_kv)
+            self.stretch.begin(now_s, 1, duration_s)
         elif num_decoding:
-            self._num_steps = self._num_alike(step)
-            self.end_s = now_s + self._decode_s(self._num_steps)
-        else:
-            self.is_busy = False
-        self.version += 1
+            num_steps = self._num_alike(step)
+            self.stretch.begin(now_s, num_steps, self._decode_s(num_steps))
         return self.is_busy
 
     def _fill(self, now_s: float) -> tuple[int, int]:
@@ -221,25 +203,6 @@ class SimWorker:
         num_kv = self.batch.num_kv_tokens(self.batch.step + 1)
         return self._cost.decode_s(self.batch.num, num_kv, num_steps)
 
-    def _num_started(self, now_s: float) -> int:
-        """Steps of the stretch that began before `now_s`, at least the first one."""
-        if self.end_s <= now_s:
-            return self._num_steps
-        # The first `low` steps end before `now_s`, the first `high` do not. Steps of a stretch cost nearly the
-        # same, so the rule of three finds the border in two or three looks; halving is for the rest.
-        low, high, low_s, high_s = 0, self._num_steps, 0.0, self.end_s - self.start_s
-        num_looks = 0
-        while high - low > 1:
-            share = (now_s - self.start_s - low_s) / (high_s - low_s) if num_looks < 6 else 0.5
-            middle = min(max(low + ceil(share * (high - low)), low + 1), high - 1)
-            seconds = self._decode_s(middle)
-            if self.start_s + seconds < now_s:
-                low, low_s = middle, seconds
-            else:
-                high, high_s = middle, seconds
-            num_looks += 1
-        return high
-
     # ------------------------------------------------------------------ who runs
 
     def _start(self, request: SimRequest, now_s: float) -> bool:
@@ -295,12 +258,12 @@ class SimWorker:
 
     def end(self, now_s: float) -> None:
         """The stretch that was planned has run."""
-        num_steps, batch = self._num_steps, self.batch
+        num_steps, start_s, batch = self.stretch.num_steps, self.stretch.start_s, self.batch
         self.is_busy = False
         self._grow(batch.step + num_steps, now_s)
         batch.step += num_steps
-        self.busy_s += now_s - self.start_s
-        self._share += (now_s - self.start_s) / len(self.running)
+        self.busy_s += now_s - start_s
+        self._share += (now_s - start_s) / len(self.running)
         for request in batch.take_notable() if batch.num else ():
             if request.last_step == batch.step:
                 num_context = batch.num_context_tokens(request)

@@ -36,6 +36,8 @@ class Call:
     after_tool: bool = False
     is_last: bool = False
     """Last call of its session. For oracles and for closing the loop; no policy sees it."""
+    is_subagent: bool = False
+    """Whether its session has a parent, so that who streams calls needs no list of sessions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

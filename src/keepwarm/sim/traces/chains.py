@@ -64,8 +64,15 @@ def bundle_of(
 ) -> Bundle:
     """The sessions of a record, laid on the clock; chains without turns are left out."""
     prompts = _prompts(chains, block_size, numbers)
-    calls = [_calls(place, i, chain, prompts[i]) for i, chain in enumerate(chains)]
-    sessions = [_session(place, i, chain, calls, tenant) for i, chain in enumerate(chains) if calls[i]]
+    calls = [
+        _calls(place, i, chain, prompts[i], is_subagent=_parent_of(chain, chains) is not None)
+        for i, chain in enumerate(chains)
+    ]
+    sessions = [
+        _session(place, i, _parent_of(chain, chains), calls, tenant)
+        for i, chain in enumerate(chains)
+        if calls[i]
+    ]
     order = [(call.at_s, i, k, call) for i, own in enumerate(calls) for k, call in enumerate(own)]
     order.sort(key=itemgetter(0, 1, 2))
     sessions.sort(key=attrgetter("start_s"))
@@ -88,7 +95,14 @@ def _prompts(chains: Sequence[Chain], block_size: int, numbers: Numbers) -> list
     return prompts
 
 
-def _calls(place: Place, number: int, chain: Chain, prompts: list[Runs]) -> tuple[Call, ...]:
+def _parent_of(chain: Chain, chains: Sequence[Chain]) -> int | None:
+    """A chain without turns is no session, so it is nobody's parent."""
+    return chain.parent if chain.parent is not None and chains[chain.parent].turns else None
+
+
+def _calls(
+    place: Place, number: int, chain: Chain, prompts: list[Runs], *, is_subagent: bool
+) -> tuple[Call, ...]:
     calls: list[Call] = []
     name = _name(place, number)
     free_s = None
@@ -106,15 +120,17 @@ def _calls(place: Place, number: int, chain: Chain, prompts: list[Runs]) -> tupl
                 tools=turn.tools,
                 after_tool=turn.after_tool,
                 is_last=len(calls) + 1 == len(chain.turns),
+                is_subagent=is_subagent,
             )
         )
         free_s = turn.end_s
     return tuple(calls)
 
 
-def _session(place: Place, number: int, chain: Chain, calls: list[tuple[Call, ...]], tenant: str) -> Session:
+def _session(
+    place: Place, number: int, parent: int | None, calls: list[tuple[Call, ...]], tenant: str
+) -> Session:
     own = calls[number]
-    parent = chain.parent if chain.parent is not None and calls[chain.parent] else None
     return Session(
         session=_name(place, number),
         workflow=place.name,

@@ -67,4 +67,5 @@ def _coarse_call(call: Call, factor: int) -> Call:
         tools=call.tools,
         after_tool=call.after_tool,
         is_last=call.is_last,
+        is_subagent=call.is_subagent,
     )

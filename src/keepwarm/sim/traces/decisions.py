@@ -163,6 +163,7 @@ class _Replayed:
         self._free_s: dict[str, float] = {}
         """By session: when its latest call ended."""
         self._num_left = {session: each.num_calls for session, each in known.items()}
+        self._subagents = frozenset(session for session, each in known.items() if each.parent is not None)
         self._waiting: dict[str, Call] = {}
         """By request, in order of arrival; a call leaves when all before it have ended."""
         self._ended: dict[str, Call] = {}
@@ -191,6 +192,7 @@ class _Replayed:
             gap_s=max(0.0, event.at_s - self._free_s.get(session, event.at_s)),
             after_tool=facts.after_tool,
             is_last=self._num_left[session] == 0,
+            is_subagent=session in self._subagents,
         )
 
     def on_end(self, event: _Event, facts: _End) -> Iterator[Call]:

@@ -154,6 +154,7 @@ def _calls(line: _Line, tools: list[Span], zero_s: float) -> tuple[Call, ...]:
                 tools=called,
                 after_tool=step.is_after_tool,
                 is_last=is_last,
+                is_subagent=line.parent is not None,
             )
         )
         free_s = step.end_s

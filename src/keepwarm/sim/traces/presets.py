@@ -83,7 +83,8 @@ def open_workload(
 
     `arrivals`: `recorded`, `poisson:8h`, `like:TRACE` or `like:TRACE:8h`; None is the preset's or the format's
     own. `seed` draws arrivals and all else that is drawn; None is the preset's own. `block_size`: None is the
-    trace's own; a trace with blocks of its own takes multiples of theirs. `limit`: so many root sessions, whole.
+    trace's own; a trace with blocks of its own takes multiples of theirs. `limit`: so many root sessions, whole;
+    a generated load makes as many as it is asked for.
     Raises ConfigurationError for whatever cannot be opened.
     """
     seed = PRESET_SEED if seed is None else seed
@@ -120,7 +121,7 @@ def _generated(trace: str, seed: int, block_size: int | None, limit: int | None)
     if trace in _LOADS:
         load = _LOADS[trace]
         if limit is not None:
-            load = replace(load, num_sessions=min(limit, load.num_sessions))
+            load = replace(load, num_sessions=limit)
         return generate(load, seed, block_size=block_size)
     workload = _LOOPS[trace](block_size)
     return workload if limit is None else only_first(workload, limit)

@@ -1,16 +1,20 @@
 """Owns the arithmetic of runs: block numbers as few ranges as possible.
 
 Runs are in normal form: no empty range, none that goes on where the one before ended. Pools rely on it.
-Never knows sessions or files. Called by the readers and generators in this folder.
+Never knows sessions or files. Called by the readers and generators in this folder, and by pools.
 """
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 from keepwarm.sim.traces.call import Runs
 
 
 def joined(pieces: Iterable[range]) -> Runs:
     """`pieces` in normal form."""
+    pieces = tuple(pieces)
+    if all(pieces) and all(piece.stop != after.start for piece, after in pairwise(pieces)):
+        return pieces
     runs: list[range] = []
     for piece in pieces:
         if not piece:

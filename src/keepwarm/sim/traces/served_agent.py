@@ -61,7 +61,13 @@ def read_served_agent(path: Path, *, name: str = "served-agent") -> Workload:
     if block_size is None:
         raise ConfigurationError(f"{path} holds no request_end event; is it a served-agent record?")
     calls = {
-        session: _calls(session, sorted(own, key=lambda each: each[0]), tools.get(session, []), block_size)
+        session: _calls(
+            session,
+            sorted(own, key=lambda each: each[0]),
+            tools.get(session, []),
+            block_size,
+            is_subagent=parents[session] in requests,
+        )
         for session, own in requests.items()
     }
     return held_workload(
@@ -73,7 +79,12 @@ def read_served_agent(path: Path, *, name: str = "served-agent") -> Workload:
 
 
 def _calls(
-    session: str, requests: list[tuple[float, _Event]], tools: list[tuple[float, _Event]], block_size: int
+    session: str,
+    requests: list[tuple[float, _Event]],
+    tools: list[tuple[float, _Event]],
+    block_size: int,
+    *,
+    is_subagent: bool,
 ) -> tuple[Call, ...]:
     calls: list[Call] = []
     free_s = requests[0][0]
@@ -94,6 +105,7 @@ def _calls(
                 tools=ran,
                 after_tool=bool(calls and calls[-1].tools),
                 is_last=i + 1 == len(requests),
+                is_subagent=is_subagent,
             )
         )
         free_s = at_s + event.total_ms / 1000

@@ -140,7 +140,7 @@ def _unpack(line: bytes, place: Place) -> Bundle:
     order: list[tuple[float, int, Call]] = []
     for chain, steps in chains.items():
         steps.sort(key=itemgetter(0, 1))
-        calls[chain] = _calls(steps, place)
+        calls[chain] = _calls(steps, place, is_subagent=steps[0][2].parent in chains)
         order += [(at_s, number, call) for (at_s, number, _), call in zip(steps, calls[chain], strict=True)]
     order.sort(key=itemgetter(0, 1))
     sessions = [_session(place, steps[0][2], calls) for steps in chains.values()]
@@ -148,7 +148,7 @@ def _unpack(line: bytes, place: Place) -> Bundle:
     return Bundle(tuple(sessions), tuple(call for _, _, call in order))
 
 
-def _calls(steps: list[tuple[float, int, _Step]], place: Place) -> tuple[Call, ...]:
+def _calls(steps: list[tuple[float, int, _Step]], place: Place, *, is_subagent: bool) -> tuple[Call, ...]:
     calls: list[Call] = []
     session = _name(place, steps[0][2].chain)
     free_s, last = steps[0][0], len(steps) - 1
@@ -168,6 +168,7 @@ def _calls(steps: list[tuple[float, int, _Step]], place: Place) -> tuple[Call, .
                 stop=_STOPS.get(request.stop or "", Stop.UNKNOWN),
                 after_tool="tool_result" in request.input_types,
                 is_last=i == last,
+                is_subagent=is_subagent,
             )
         )
         free_s = at_s + service_s

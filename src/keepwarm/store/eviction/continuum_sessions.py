@@ -71,26 +71,31 @@ class ContinuumSessions(WatchedSessions):
         self._unpin(session)
 
     def on_turn_ended(self, turn: TurnEnd, now_s: float) -> None:
-        program = self._programs.pop(turn.session, None) or _Program(now_s)
-        self._programs[turn.session] = program
-        program.num_calls += 1
         if turn.is_final:
-            self.on_session_closed(turn.session, now_s)
+            self._close(turn.session, num_more_calls=1)
             return
-        self._bound()
-        self._gaps.on_ended(turn, now_s)
+        refined_s = self._gaps.on_ended(turn, now_s)
+        if refined_s is None:
+            program = self._programs.pop(turn.session, None) or _Program(now_s)
+            self._programs[turn.session] = program
+            program.num_calls += 1
+            self._bound()
         tool = tool_label(turn)
         ttl_s = self.ttl_s(tool, turn.num_prompt_tokens + turn.num_output_tokens) if tool else 0.0
         if ttl_s > 0:
-            self._pins.put(turn.session, now_s + ttl_s)
+            self._pins.put(turn.session, (now_s if refined_s is None else refined_s) + ttl_s)
             self.changed(turn.session)
         else:
             self._unpin(turn.session)
 
     def on_session_closed(self, session: SessionKey, now_s: float) -> None:
+        self._close(session, num_more_calls=0)
+
+    def _close(self, session: SessionKey, *, num_more_calls: int) -> None:
+        """A session that is not known has been closed before: nothing is learnt from it again."""
         program = self._programs.pop(session, None)
-        if program and program.num_calls:
-            self._memoryfulness.observe(program.num_calls)
+        if program and (num_calls := program.num_calls + num_more_calls):
+            self._memoryfulness.observe(num_calls)
         self._gaps.on_closed(session)
         self._unpin(session)
 

@@ -7,9 +7,10 @@ says `may_deviate`, and the policies of its family ask before each eviction. Cal
 Why it holds. Let `excess` be our misses minus the shadow's, and `owed` the blocks that the shadow has and we
 have not: what it would cost at most to become the shadow. Under leaf-LRU with equal facts `excess + owed`
 does not grow: while we hold anything that the shadow does not, that is older than all it holds, and so it
-leaves first. One eviction by another rule raises the sum by at most what is evicted, which is no more than
-the last prompt missed. So who deviates only while `excess + owed` and that stay within `allowance * shadow
-misses` never pays more than that share in excess of leaf-LRU, whatever the forecast says.
+leaves first. One eviction by another rule raises the sum by at most what is evicted: no more blocks than the last
+prompt missed, none dearer than the deepest one of any prompt. So who deviates only while `excess + owed` and
+that stay within `allowance * shadow misses` never pays more than that share in excess of leaf-LRU, whatever the
+forecast says.
 """
 
 import heapq
@@ -58,6 +59,11 @@ def num_shared(left: Run, right: Run) -> int:
     return low
 
 
+def _is_offered(node: _Node, last_used_s: float) -> bool:
+    """Whether `node` ends a chain of the shadow, and was not used since it was offered to the next trim."""
+    return bool(node.num_shadow) and not node.num_shadow_children and node.last_used_s == last_used_s
+
+
 def _joined(upper: Run, lower: Run) -> Run | None:
     if isinstance(upper, range) and isinstance(lower, range):
         return range(upper.start, lower.stop) if upper.stop == lower.start else None
@@ -66,7 +72,7 @@ def _joined(upper: Run, lower: Run) -> Run | None:
 
 class Guard:
     """`allowance`: most excess misses, as a share of what leaf-LRU misses. `block_cost` weighs a block by
-    depth."""
+    depth; it grows with depth, about linearly."""
 
     def __init__(
         self, *, num_blocks: int, allowance: float = 0.03, block_cost: Callable[[int], float] | None = None
@@ -80,18 +86,22 @@ class Guard:
         """Prompts that left the end of their session's last prompt behind."""
         self.num_revived = 0
         """Prompts that used blocks again which an earlier prompt had left behind."""
-        self._at_stake = 0.0
-        """What the last prompt missed: as much is going to be evicted for it."""
+        self._num_at_stake = 0
+        """Blocks that the last prompt missed: as many are going to be evicted for it."""
+        self._most_block_cost = 1.0 if block_cost is None else block_cost(0)
+        """Of a block of any prompt so far."""
         self._cost = block_cost
         self._root = _Node((), 0, None, 0.0, None)
         self._num_shadow = 0
         self._by_tail: dict[Any, _Node] = {}
         self._lru: list[tuple[float, int, int, _Node]] = []
         self._num_pushed = 0
+        self._most_offers = 1024
         self._last: OrderedDict[SessionKey, tuple[_Node, float]] = OrderedDict()
 
     def may_deviate(self) -> bool:
-        return self.excess + self.owed + self._at_stake <= self.allowance * self.shadow_misses
+        at_stake = self._num_at_stake * self._most_block_cost
+        return self.excess + self.owed + at_stake <= self.allowance * self.shadow_misses
 
     @property
     def revival_rate(self) -> float:
@@ -103,7 +113,7 @@ class Guard:
     def on_prompt(self, prompt: Sequence[Run], session: SessionKey | None, now_s: float) -> None:
         previous = self._last.get(session) if session is not None else None
         node, is_revived = self._root, False
-        self._at_stake = 0.0
+        self._num_at_stake = 0
         for run in prompt:
             rest = run
             while len(rest):
@@ -119,6 +129,8 @@ class Guard:
                 )
                 self._use(child, session, now_s)
                 node, rest = child, rest[count:]
+        if self._cost is not None and node is not self._root:
+            self._most_block_cost = max(self._most_block_cost, self._cost(node.depth + len(node.run) - 1))
         if session is not None and node is not self._root:
             self._follow(session, previous, node, now_s)
             self.num_revived += is_revived
@@ -150,7 +162,7 @@ class Guard:
         missed_real = self._weight(node, node.num_real, length)
         missed_shadow = self._weight(node, node.num_shadow, length)
         self.excess += missed_real - missed_shadow
-        self._at_stake += missed_real
+        self._num_at_stake += length - node.num_real
         self.shadow_misses += missed_shadow
         self.owed -= self._weight(node, node.num_real, node.num_shadow)
         node.last_used_s, node.session = now_s, session
@@ -162,7 +174,7 @@ class Guard:
         parent.children[run[0]] = node
         missed = self._weight(node, 0, len(run))
         self.shadow_misses += missed
-        self._at_stake += missed
+        self._num_at_stake += len(run)
         self._set_real(node, len(run))
         self._set_shadow(node, len(run))
         return node
@@ -214,7 +226,7 @@ class Guard:
     def _trim_shadow(self) -> None:
         while self._num_shadow > self.num_blocks and self._lru:
             last_used_s, _, _, node = heapq.heappop(self._lru)
-            if not node.num_shadow or node.num_shadow_children or node.last_used_s != last_used_s:
+            if not _is_offered(node, last_used_s):
                 continue
             stays = max(node.num_shadow - (self._num_shadow - self.num_blocks), 0)
             self.owed -= self._weight(node, max(stays, node.num_real), node.num_shadow)
@@ -253,3 +265,8 @@ class Guard:
         if node.num_shadow and node is not self._root:
             self._num_pushed += 1
             heapq.heappush(self._lru, (node.last_used_s, -node.depth, self._num_pushed, node))
+            # While everything fits the shadow, nothing else drops the void.
+            if len(self._lru) > self._most_offers:
+                self._lru = [entry for entry in self._lru if _is_offered(entry[3], entry[0])]
+                heapq.heapify(self._lru)
+                self._most_offers = 2 * len(self._lru) + 1024

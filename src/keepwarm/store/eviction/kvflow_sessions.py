@@ -16,6 +16,8 @@ _LEAST_GAP_S = 0.001
 
 @dataclass(slots=True)
 class _Agent:
+    num_calls: int = 0
+    """That have started and not ended."""
     ended_s: float | None = None
     """End of its last turn; None while it runs."""
     gap_s: float | None = None
@@ -52,6 +54,7 @@ class StepOrder(WatchedSessions):
         if agent.ended_s is not None:
             agent.gap_s = max(now_s - agent.ended_s, _LEAST_GAP_S)
         agent.ended_s = None
+        agent.num_calls += 1
         self.changed(session)
 
     def on_turn_ended(self, turn: TurnEnd, now_s: float) -> None:
@@ -59,11 +62,13 @@ class StepOrder(WatchedSessions):
             self.on_session_closed(turn.session, now_s)
             return
         agent = self._take(turn.session)
-        agent.ended_s = now_s
+        if agent.num_calls or agent.ended_s is None:
+            agent.ended_s = now_s
+        agent.num_calls = max(agent.num_calls - 1, 0)
         if turn.expected_return_s is not None:
             agent.gap_s = max(turn.expected_return_s, _LEAST_GAP_S)
         if agent.gap_s is not None:
-            self._expect(turn.session, agent, now_s + agent.gap_s)
+            self._expect(turn.session, agent, agent.ended_s + agent.gap_s)
         self.changed(turn.session)
 
     def on_session_closed(self, session: SessionKey, now_s: float) -> None:

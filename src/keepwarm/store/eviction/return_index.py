@@ -34,6 +34,9 @@ class _Group(Generic[K]):
         entry = (facts.last_used_s, -facts.depth, key)
         self.members[key] = entry
         heapq.heappush(self.heap, entry)
+        # While nobody asks for a victim, nothing else drops the void.
+        if len(self.heap) > 4 * len(self.members) + 16:
+            self.heap = sorted(self.members.values())
 
     def first(self) -> tuple[float, int, K]:
         while self.members.get(self.heap[0][2]) != self.heap[0]:
@@ -64,7 +67,7 @@ class ReturnIndex(Generic[K]):
         self._heap: list[tuple[float, float, int, int, Any]] = []
         self._due: list[tuple[float, int, Any]] = []
         self._changed: dict[SessionKey | None, None] = {}
-        """Sessions to rank again before the next victim is named."""
+        """Sessions with evictable keys to rank again before the next victim is named."""
         self._num_ranked = 0
 
     def __len__(self) -> int:

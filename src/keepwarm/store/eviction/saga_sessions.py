@@ -25,6 +25,8 @@ class _Place:
     tool: str
     num_tokens: int
     """Of its last prompt and answer."""
+    tool_before: str = NO_TOOL
+    """Of its turn before, when its own may still be told."""
     has_pair: bool = False
     """It has shown two tools in a row."""
 
@@ -72,9 +74,11 @@ class SagaSessions(WatchedSessions):
             self.on_session_closed(turn.session, now_s)
             return
         tool = tool_label(turn)
-        self._learn(turn, tool or NO_TOOL)
-        self._gaps.on_ended(turn, now_s)
-        self._deadlines.put(turn.session, now_s + self.latencies.ttl_s(tool, self._used_share))
+        refined_s = self._gaps.on_ended(turn, now_s)
+        place = self._new_place(turn) if refined_s is None else self._places[turn.session]
+        self._learn_tool(place, tool or NO_TOOL)
+        ended_s = now_s if refined_s is None else refined_s
+        self._deadlines.put(turn.session, ended_s + self.latencies.ttl_s(tool, self._used_share))
         self._expired.pop(turn.session, None)
         self.changed(turn.session)
         if len(self._places) > self._max_sessions:
@@ -84,19 +88,23 @@ class SagaSessions(WatchedSessions):
         self._forget(session)
         self._expire(session, now_s)
 
-    def _learn(self, turn: TurnEnd, tool: str) -> None:
+    def _new_place(self, turn: TurnEnd) -> _Place:
         before = self._places.pop(turn.session, None)
-        place = _Place(turn.is_subagent, tool, turn.num_prompt_tokens + turn.num_output_tokens)
+        place = _Place(turn.is_subagent, NO_TOOL, turn.num_prompt_tokens + turn.num_output_tokens)
         self._places[turn.session] = place
         if before is None:
-            return
-        place.has_pair = before.has_pair
-        graph = self.graphs[turn.is_subagent]
+            return place
+        place.has_pair, place.tool_before = before.has_pair, before.tool
         if before.tool and (num_new := turn.num_prompt_tokens - before.num_tokens) > 0:
-            graph.observe_tokens(before.tool, num_new)
-        if before.tool and tool:
-            graph.observe(before.tool, tool, is_first=not before.has_pair)
+            self.graphs[turn.is_subagent].observe_tokens(before.tool, num_new)
+        return place
+
+    def _learn_tool(self, place: _Place, tool: str) -> None:
+        """A pair of tools is seen once, when the second of them is first told."""
+        if place.tool_before and tool and not place.tool:
+            self.graphs[place.is_subagent].observe(place.tool_before, tool, is_first=not place.has_pair)
             place.has_pair = True
+        place.tool = tool
 
     def _forget(self, session: SessionKey) -> None:
         self._places.pop(session, None)
@@ -105,7 +113,7 @@ class SagaSessions(WatchedSessions):
         self.changed(session)
 
     def _expire(self, session: SessionKey, at_s: float) -> None:
-        self._expired[session] = at_s
+        self._expired.setdefault(session, at_s)
         self.changed(session)
         if len(self._expired) > self._max_sessions:
             oldest = next(iter(self._expired))

@@ -19,7 +19,7 @@ import msgspec
 
 from keepwarm.compose.replay import replay_rows
 from keepwarm.compose.replay_bundles import BUNDLES
-from keepwarm.compose.replay_cache import CACHE_POLICIES
+from keepwarm.compose.replay_cache import CACHE_POLICIES, CROSS_FIT
 from keepwarm.compose.replay_plan import ClusterOptions, Mode, ReplayPlan
 from keepwarm.sim.hints import HintMode
 from keepwarm.sim.report.cells import Cell, Figure, cells_of
@@ -60,7 +60,7 @@ def plans(args: argparse.Namespace) -> list[tuple[str, ReplayPlan]]:
     for trace, pools in POOLS.items():
         base = ReplayPlan(
             traces=(trace,),
-            policies=CACHE_POLICIES,
+            policies=(*CACHE_POLICIES, CROSS_FIT),
             pool_tokens=pools,
             traces_dir=args.traces,
             num_seeds=1 if trace in HAS_OWN_CLOCK else args.seeds,

@@ -28,13 +28,17 @@ from keepwarm.sim.report.table import tables
 
 _COUNT = re.compile(r"(\d+(?:\.\d+)?(?:e\d+)?)([kmg]?)", re.IGNORECASE)
 _SIZES = {"": 1, "k": 1_000, "m": 1_000_000, "g": 1_000_000_000}
+_DEFAULT_POLICIES = {
+    Mode.CACHE: ("lru", "keepwarm", "belady"),
+    Mode.CLUSTER: ("fcfs", "thunderagent", "keepwarm"),
+}
 _AT_LEAST_0 = Number(gte=0)
 _AT_LEAST_1 = Number(gte=1)
 
 
 def replay(
     *trace: str,
-    policy: Annotated[tuple[str, ...], Parameter(negative=())] = ("lru", "keepwarm", "belady"),
+    policy: Annotated[tuple[str, ...], Parameter(negative=())] = (),
     mode: Mode = Mode.CACHE,
     pool_tokens: Annotated[tuple[str, ...], Parameter(negative=())],
     workers: Annotated[int, Parameter(validator=_AT_LEAST_1)] = 1,
@@ -57,22 +61,26 @@ def replay(
 ) -> None:
     """Replay recorded agent work under several policies; compare them with each other and with the optimum.
 
-    Cache mode (default): one pool, calls at their recorded times, nothing pinned: exact hit rates, and the share
-    of the clairvoyant optimum's. Cluster mode: workers in simulated time, closed loop: task times and times to
-    the first token.
+    Cache mode (default): one pool, calls at their recorded times, nothing pinned: exact hit rates, and the
+    share of the clairvoyant optimum's. Cluster mode: workers in simulated time, closed loop: task times and
+    times to the first token.
 
     Parameters
     ----------
     trace
-        Presets (weka-8h, weka-48h, mooncake-conversation, mooncake-toolagent-1000; looked up in --traces), files
-        or folders (see --format).
+        Presets, files or folders (see --format). Generated, they need no data: saga-like, agentx-like,
+        cyclic, scan. Recorded, they are looked up in --traces: weka-8h, weka-48h, mooncake-conversation,
+        mooncake-toolagent-1000. An unknown name lists all.
     policy
         Names, separated by commas. Cache mode: eviction policies; `belady` and `greedy` know the future and run
-        only there. Cluster mode: bundles, or `admission+routing+eviction`. An unknown name lists all.
+        only there; so does `keepwarm-crossfit`, judged on other sessions than it has learnt from. Cluster mode:
+        bundles, or `admission+routing+eviction`. An unknown name lists all. Default: lru, keepwarm and
+        belady, or fcfs, thunderagent and keepwarm.
     mode
         cache or cluster.
     pool_tokens
-        Sizes of the pool in KV tokens, separated by commas: 512K, 1M, 1e6. Cluster mode: of each worker's device.
+        Sizes of the pool in KV tokens, separated by commas: 512K, 1M, 1e6. Cluster mode: of each worker's
+        device.
     workers
         Cluster mode: number of workers.
     machine
@@ -98,8 +106,8 @@ def replay(
     sessions
         Replay only so many workflows, whole. Default: all.
     hints
-        What clients say about their sessions' return: off, right, wrong, delayed, missing, adversarial, turncoat.
-        Cluster mode: off, or right (which call is the last).
+        What clients say about their sessions' return: off, right, wrong, delayed, missing, adversarial,
+        turncoat. Cluster mode: off, or right (which call is the last).
     bound
         Compute the optimum and the cost bound for cache mode. They need the whole trace in memory.
     decision_times
@@ -112,7 +120,7 @@ def replay(
     """
     plan = ReplayPlan(
         traces=trace,
-        policies=tuple(names_of(policy)),
+        policies=tuple(names_of(policy)) or _DEFAULT_POLICIES[mode],
         pool_tokens=tuple(parse_count(text) for text in names_of(pool_tokens)),
         mode=mode,
         traces_dir=traces,

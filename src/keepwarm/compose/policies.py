@@ -26,7 +26,7 @@ _PAUSING = ("thunderagent", "working-set")
 class PolicyNames:
     """Which policies run. Raises ConfigurationError for a name that nobody has."""
 
-    eviction: str = "leaf-lru"
+    eviction: str = "keepwarm"
     routing: str = "least-work"
     admission: str = "fcfs"
 

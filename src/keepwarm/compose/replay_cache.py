@@ -16,18 +16,22 @@ from keepwarm.sim.bounds.bound import ReuseInterval, reuse_intervals, saving_bou
 from keepwarm.sim.bounds.clairvoyant import Belady, NextUses, next_uses
 from keepwarm.sim.bounds.fifo import FifoLane
 from keepwarm.sim.bounds.greedy import GreedyDensity
-from keepwarm.sim.cache import CacheResult, replay_cache
-from keepwarm.sim.hints import Hint, HintMode, hints_for
+from keepwarm.sim.cache import CacheResult, replay_cache, turn_end
+from keepwarm.sim.crossfit import CrossFitted
+from keepwarm.sim.hints import NO_HINT, Hint, HintMode, hints_for
 from keepwarm.sim.lanes import ClairvoyantLane, Lane, PoolLane
 from keepwarm.sim.miss_cost import prefill_cost
 from keepwarm.sim.report.rows import ReplayRow
 from keepwarm.sim.traces.call import Call, Workload
 from keepwarm.sim.watched import Stopwatch
 from keepwarm.store.eviction.costs import PrefillCost
+from keepwarm.store.eviction.keepwarm import KeepwarmFamily
 
 CLAIRVOYANT = ("greedy", "belady")
 CACHE_POLICIES = ("fifo", "lru", *(name for name in EVICTION_NAMES if name != "leaf-lru"), *CLAIRVOYANT)
 """Each policy once, as reports name it."""
+CROSS_FIT = "keepwarm-crossfit"
+"""`keepwarm` with its forecast trained on other sessions of the trace than it is judged on, and then frozen."""
 _COUNT_USES = frozenset({"lfu", "slru", "gdsf"})
 """Policies for which two uses are more than one: a run must not grow when it is continued."""
 
@@ -45,10 +49,9 @@ class _Held:
 def check_cache_plan(plan: ReplayPlan) -> None:
     """Raises ConfigurationError for policies that there are not."""
     for name in plan.policies:
-        if name not in (*CACHE_POLICIES, *EVICTION_NAMES):
-            raise ConfigurationError(
-                f"cache mode knows no policy {name!r}; there are: {', '.join(CACHE_POLICIES)}"
-            )
+        if name not in (*CACHE_POLICIES, *EVICTION_NAMES, CROSS_FIT):
+            known = ", ".join((*CACHE_POLICIES, CROSS_FIT))
+            raise ConfigurationError(f"cache mode knows no policy {name!r}; there are: {known}")
 
 
 def cache_rows(
@@ -86,7 +89,7 @@ def _drained(calls: list[Call]) -> Iterator[Call]:
 
 
 def _check_streamed(plan: ReplayPlan) -> None:
-    needy = [name for name in plan.policies if name in CLAIRVOYANT]
+    needy = [name for name in plan.policies if name in (*CLAIRVOYANT, CROSS_FIT)]
     if needy or plan.hints is not HintMode.OFF:
         what = f"policy {needy[0]}" if needy else f"--hints {plan.hints}"
         raise ConfigurationError(
@@ -112,7 +115,10 @@ def _held_rows(
             num_done += num_calls
             on_share(f"{name}, {pool_tokens:,} tokens", num_done / num_steps)
 
-        lane = _lane(plan, workload, name, pool_tokens, held.uses)
+        if name == CROSS_FIT:
+            lane: Lane = _cross_fitted_lane(plan, held, pool_tokens // workload.block_size)
+        else:
+            lane = _lane(plan, workload, name, pool_tokens, held.uses)
         (result,) = replay_cache(
             calls,
             [lane],
@@ -189,6 +195,13 @@ def _lane(
     return cache_lane(
         name, pool_tokens // block_size, block_size=block_size, uses=uses, stopwatch=plan.stopwatch
     )
+
+
+def _cross_fitted_lane(plan: ReplayPlan, held: _Held, num_blocks: int) -> Lane:
+    hints = held.hints or itertools.repeat(NO_HINT)
+    turns = ((call.at_s, turn_end(call, hint)) for call, hint in zip(held.calls, hints, strict=False))
+    family = KeepwarmFamily(forecast=CrossFitted(turns))
+    return PoolLane(family, num_blocks, name=CROSS_FIT, stopwatch=plan.stopwatch)
 
 
 @dataclass(frozen=True, slots=True)

@@ -330,6 +330,12 @@ class Diary(SimpleFamily):
     def on_prompt(self, prompt: Sequence[Sequence[Any]], session: SessionKey | None, now_s: float) -> None:
         self.lines.append(f"prompt of {sum(map(len, prompt))}")
 
+    def on_released(self, chain: Sequence[Sequence[Any]], session: SessionKey | None, now_s: float) -> None:
+        pass
+
+    def on_retracted(self, run: Sequence[Any], now_s: float) -> None:
+        pass
+
     def on_left_memory(self, run: Sequence[Any], now_s: float) -> None:
         self.lines.append(f"left {len(run)}")
 

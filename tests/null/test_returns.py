@@ -145,9 +145,35 @@ def test_a_closed_session_and_a_calling_one() -> None:
     forecast.on_turn_ended(turn("a"), 1.0)
     assert forecast.phase(session("a")) is Phase.AWAY
     forecast.on_session_closed(session("a"), 2.0)
-    assert forecast.chance_of_return(session("a"), 2.0, 1e6) == 0.0
+    assert forecast.chance_of_return(session("a"), 2.0, 1e6) < 0.02
     forecast.on_turn_started(session("a"), 3.0)  # it comes back all the same
     assert forecast.phase(session("a")) is Phase.CALLING
+
+
+def test_who_says_over_and_comes_back_is_believed_less_and_less() -> None:
+    forecast = Forecast()
+    now_s = 0.0
+    for number in range(200):
+        name = f"s{number % 5}"
+        forecast.on_turn_started(session(name), now_s)
+        forecast.on_turn_ended(turn(name, is_final=True), now_s)
+        forecast.on_session_closed(session(name), now_s)
+        now_s += 0.2
+    assert forecast.chance_of_return(session("s0"), now_s, 5.0) > 0.6
+    assert forecast.worth(session("s0"), 0.0, now_s).returns_per_s > 0.3
+
+
+def test_a_session_with_two_calls_is_away_when_both_are_over() -> None:
+    forecast = Forecast()
+    for at_s in (0.0, 1.0):
+        forecast.on_turn_started(session("a"), at_s)
+    forecast.on_turn_ended(turn("a"), 2.0)
+    assert forecast.phase(session("a")) is Phase.CALLING
+    forecast.on_turn_ended(turn("a"), 600.0)
+    assert forecast.phase(session("a")) is Phase.AWAY
+    forecast.on_turn_started(session("a"), 601.0)
+    assert forecast._gaps[()].num_returned[bin_of(1.0)] == 1
+    assert forecast.num_gaps == 1
 
 
 def test_a_turn_told_twice_counts_once_and_is_refined() -> None:

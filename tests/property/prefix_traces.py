@@ -162,6 +162,12 @@ class LruFamily:
     def on_prompt(self, prompt: Sequence[Sequence[Any]], session: SessionKey | None, now_s: float) -> None:
         self.heard.append(("prompt", tuple(prompt), now_s))
 
+    def on_released(self, chain: Sequence[Sequence[Any]], session: SessionKey | None, now_s: float) -> None:
+        pass
+
+    def on_retracted(self, run: Sequence[Any], now_s: float) -> None:
+        pass
+
     def on_left_memory(self, run: Sequence[Any], now_s: float) -> None:
         self.heard.append(("left", run, now_s))
 

@@ -53,6 +53,12 @@ class Listening(SimpleFamily):
     def on_prompt(self, prompt: Sequence[Sequence[Any]], session: SessionKey | None, now_s: float) -> None:
         self.prompts += map(tuple, prompt)
 
+    def on_released(self, chain: Sequence[Sequence[Any]], session: SessionKey | None, now_s: float) -> None:
+        pass
+
+    def on_retracted(self, run: Sequence[Any], now_s: float) -> None:
+        pass
+
     def on_left_memory(self, run: Sequence[Any], now_s: float) -> None:
         self.left.append(tuple(run))
 

@@ -119,6 +119,12 @@ class _Deaf:
     def on_prompt(self, prompt: Sequence[Sequence[Any]], session: SessionKey | None, now_s: float) -> None:
         pass
 
+    def on_released(self, chain: Sequence[Sequence[Any]], session: SessionKey | None, now_s: float) -> None:
+        pass
+
+    def on_retracted(self, run: Sequence[Any], now_s: float) -> None:
+        pass
+
     def on_left_memory(self, run: Sequence[Any], now_s: float) -> None:
         pass
 

@@ -48,6 +48,12 @@ class Watched:
     def on_prompt(self, prompt: Sequence[Sequence[Any]], session: SessionKey | None, now_s: float) -> None:
         self.timed(self._family.on_prompt, prompt, session, now_s)
 
+    def on_released(self, chain: Sequence[Sequence[Any]], session: SessionKey | None, now_s: float) -> None:
+        self.timed(self._family.on_released, chain, session, now_s)
+
+    def on_retracted(self, run: Sequence[Any], now_s: float) -> None:
+        self.timed(self._family.on_retracted, run, now_s)
+
     def on_left_memory(self, run: Sequence[Any], now_s: float) -> None:
         self.timed(self._family.on_left_memory, run, now_s)
 

@@ -340,9 +340,15 @@ class BlockManager:
     def _release(self, lease: Lease, now_s: float) -> None:
         self.begin(now_s)
         self._leases.discard(lease)
-        for key in lease.pending_keys:
-            if self._pending.get(key) is lease:
-                del self._pending[key]
+        promised = [key for key in lease.pending_keys if self._pending.get(key) is lease]
+        for key in promised:
+            del self._pending[key]
+        never_computed = tuple(key for key in promised if key not in self._placement.tree)
+        if never_computed:
+            self._family.on_retracted(never_computed, self._placement.now_s)
+        if lease.nodes:
+            chain = tuple(node.key for node in lease.nodes)
+            self._family.on_released((chain,), lease.session, self._placement.now_s)
         self._placement.pools[Tier.DEVICE].give_back(lease.block_ids[len(lease.nodes) :])
         for node in lease.nodes:
             if node.last_used_s <= now_s:

@@ -134,6 +134,7 @@ class WorkerMemory:
             more = self._names(request, num_filled)
         self._num_private -= self.num_blocks(num_context) - request.num_whole
         self.pool.release(request.leaf, more, request.session, now_s)
+        self._family.on_released(joined(request.runs + more), request.session, now_s)
         if more:
             self._seen.add(more)
             request.runs = joined(request.runs + more)
@@ -146,6 +147,7 @@ class WorkerMemory:
             num_ready = max(num_ready, request.num_computed // self._settings.block_size)
         self._num_private -= self.num_blocks(request.num_tokens) - request.num_whole
         self.pool.release(request.leaf, (), request.session, now_s)
+        self._family.on_released(slice_runs(request.runs, 0, num_ready), request.session, now_s)
         self.pool.cut(request.runs, num_ready, now_s)
         request.num_loading_blocks = 0
 

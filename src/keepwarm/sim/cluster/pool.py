@@ -151,7 +151,7 @@ class WorkerPool(RunPool):
             num_gone = min(num_before - num_kept, len(node.run))
             num_before -= num_gone
             self.num_used -= num_gone
-            self._family.on_left_memory(node.run[len(node.run) - num_gone :], now_s)
+            self._family.on_retracted(node.run[len(node.run) - num_gone :], now_s)
             if num_gone < len(node.run):
                 node.run = node.run[: len(node.run) - num_gone]
                 break

@@ -53,6 +53,12 @@ class SimpleFamily:
     def on_prompt(self, prompt: Sequence[Sequence[Any]], session: SessionKey | None, now_s: float) -> None:
         """Policies here look at what is added, not at prompts."""
 
+    def on_released(self, chain: Sequence[Sequence[Any]], session: SessionKey | None, now_s: float) -> None:
+        pass
+
+    def on_retracted(self, run: Sequence[Any], now_s: float) -> None:
+        pass
+
     def on_left_memory(self, run: Sequence[Any], now_s: float) -> None:
         """Policies here do not care where else a block is."""
 

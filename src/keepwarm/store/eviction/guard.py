@@ -7,10 +7,10 @@ says `may_deviate`, and the policies of its family ask before each eviction. Cal
 Why it holds. Let `excess` be our misses minus the shadow's, and `owed` the blocks that the shadow has and we
 have not: what it would cost at most to become the shadow. Under leaf-LRU with equal facts `excess + owed`
 does not grow: while we hold anything that the shadow does not, that is older than all it holds, and so it
-leaves first. One eviction by another rule raises the sum by at most what is evicted: no more blocks than the last
-prompt missed, none dearer than the deepest one of any prompt. So who deviates only while `excess + owed` and
-that stay within `allowance * shadow misses` never pays more than that share in excess of leaf-LRU, whatever the
-forecast says.
+leaves first. One eviction by another rule raises the sum by at most what is evicted: no more blocks than the
+last prompt missed, none dearer than the deepest one of any prompt. So who deviates only while `excess + owed`
+and that stay within `allowance * shadow misses` never pays more than that share in excess of leaf-LRU,
+whatever the forecast says.
 """
 
 import heapq
@@ -23,6 +23,8 @@ from keepwarm.core.ids import SessionKey
 
 Run = Sequence[Any]
 
+_YIELDS = float("-inf")
+"""Last use of blocks that go before all others."""
 _MAX_SESSIONS = 20_000
 """Sessions whose last prompt is remembered, to see what the next one leaves behind."""
 
@@ -41,6 +43,25 @@ class _Node:
     num_shadow_children: int = 0
     children: "dict[Any, _Node]" = field(default_factory=dict)
     """By first block."""
+
+
+@dataclass(frozen=True, slots=True)
+class _LastPrompt:
+    """Of a session."""
+
+    leaf: _Node
+    last_block: Any
+    num_blocks: int
+    at_s: float
+
+    def is_within(self, prompt: Sequence[Run]) -> bool:
+        """Whether `prompt` begins with all of it: a block stands for the prefix before it."""
+        num_before = 0
+        for run in prompt:
+            if self.num_blocks <= num_before + len(run):
+                return bool(run[self.num_blocks - num_before - 1] == self.last_block)
+            num_before += len(run)
+        return False
 
 
 def num_shared(left: Run, right: Run) -> int:
@@ -97,7 +118,7 @@ class Guard:
         self._lru: list[tuple[float, int, int, _Node]] = []
         self._num_pushed = 0
         self._most_offers = 1024
-        self._last: OrderedDict[SessionKey, tuple[_Node, float]] = OrderedDict()
+        self._last: OrderedDict[SessionKey, _LastPrompt] = OrderedDict()
 
     def may_deviate(self) -> bool:
         at_stake = self._num_at_stake * self._most_block_cost
@@ -111,42 +132,76 @@ class Guard:
     # ------------------------------------------------------------------ prompts
 
     def on_prompt(self, prompt: Sequence[Run], session: SessionKey | None, now_s: float) -> None:
-        previous = self._last.get(session) if session is not None else None
-        node, is_revived = self._root, False
+        """A request is going to use these blocks: what memory lacks of them is missed, and is there from now
+        on."""
         self._num_at_stake = 0
+        previous = self._last.get(session) if session is not None else None
+        node, is_revived = self._walk(prompt, session, now_s, previous, is_miss=True)
+        if node is self._root:
+            return
+        if self._cost is not None:
+            self._most_block_cost = max(self._most_block_cost, self._cost(node.depth + len(node.run) - 1))
+        if session is not None:
+            self.num_superseded += previous is not None and not previous.is_within(prompt)
+            self.num_revived += is_revived
+            self._remember(session, _LastPrompt(node, node.run[-1], node.depth + len(node.run), now_s))
+        self._join(node)
+        self._trim_shadow()
+
+    def on_released(self, chain: Sequence[Run], session: SessionKey | None, now_s: float) -> None:
+        """A request ends, and leaves these blocks, prompt and answer, in memory, used now. Leaf-LRU would
+        have kept them for it as well, so the shadow has them for nothing."""
+        node, _ = self._walk(chain, session, now_s, None, is_miss=False)
+        if node is not self._root:
+            self._join(node)
+        self._trim_shadow()
+
+    def _walk(
+        self,
+        prompt: Sequence[Run],
+        session: SessionKey | None,
+        now_s: float,
+        previous: "_LastPrompt | None",
+        *,
+        is_miss: bool,
+    ) -> tuple[_Node, bool]:
+        """Use all blocks of `prompt`. Its last node, and whether blocks came back that the session's previous
+        prompt had left behind."""
+        node, is_revived = self._root, False
         for run in prompt:
             rest = run
             while len(rest):
                 child = node.children.get(rest[0])
                 if child is None:
-                    node = self._append(node, rest, session, now_s)
-                    break
+                    child = self._append(node, rest, session, now_s)
                 count = num_shared(child.run, rest)
                 if count < len(child.run):
                     child = self._split(child, count)
                 is_revived |= (
-                    previous is not None and child.session == session and child.last_used_s < previous[1]
+                    previous is not None
+                    and child.session == session
+                    and _YIELDS < child.last_used_s < previous.at_s
                 )
-                self._use(child, session, now_s)
+                self._use(child, session, now_s, is_miss=is_miss)
                 node, rest = child, rest[count:]
-        if self._cost is not None and node is not self._root:
-            self._most_block_cost = max(self._most_block_cost, self._cost(node.depth + len(node.run) - 1))
-        if session is not None and node is not self._root:
-            self._follow(session, previous, node, now_s)
-            self.num_revived += is_revived
-        if node is not self._root:
-            self._join(node)
-        self._trim_shadow()
+        return node, is_revived
 
-    def _follow(
-        self, session: SessionKey, previous: tuple[_Node, float] | None, leaf: _Node, now_s: float
-    ) -> None:
-        if previous is not None and previous[0].last_used_s < now_s:
-            self.num_superseded += 1
-        self._last[session] = (leaf, now_s)
+    def _remember(self, session: SessionKey, prompt: "_LastPrompt") -> None:
+        self._last[session] = prompt
         self._last.move_to_end(session)
         if len(self._last) > _MAX_SESSIONS:
             self._last.popitem(last=False)
+
+    def set_paused(self, session: SessionKey, paused: bool) -> None:
+        """Admission lets the session's blocks go first, or no longer. So would leaf-LRU under the same
+        admission: the shadow does as well, and a pause is on nobody's account."""
+        last = self._last.get(session)
+        node = last.leaf if last else None
+        while last is not None and node is not None and node.session == session:
+            node.last_used_s = _YIELDS if paused else last.at_s
+            if node.num_shadow and not node.num_shadow_children:
+                self._offer(node)
+            node = node.parent
 
     def _weight(self, node: _Node, start: int, stop: int) -> float:
         if stop <= start:
@@ -157,26 +212,23 @@ class Guard:
         ends = self._cost(node.depth + start) + self._cost(node.depth + stop - 1)
         return (stop - start) * ends / 2
 
-    def _use(self, node: _Node, session: SessionKey | None, now_s: float) -> None:
+    def _use(self, node: _Node, session: SessionKey | None, now_s: float, *, is_miss: bool) -> None:
         length = len(node.run)
-        missed_real = self._weight(node, node.num_real, length)
-        missed_shadow = self._weight(node, node.num_shadow, length)
-        self.excess += missed_real - missed_shadow
-        self._num_at_stake += length - node.num_real
-        self.shadow_misses += missed_shadow
+        if is_miss:
+            missed_real = self._weight(node, node.num_real, length)
+            missed_shadow = self._weight(node, node.num_shadow, length)
+            self.excess += missed_real - missed_shadow
+            self.shadow_misses += missed_shadow
+            self._num_at_stake += length - node.num_real
         self.owed -= self._weight(node, node.num_real, node.num_shadow)
         node.last_used_s, node.session = now_s, session
         self._set_real(node, length)
         self._set_shadow(node, length)
 
     def _append(self, parent: _Node, run: Run, session: SessionKey | None, now_s: float) -> _Node:
+        """A node of which nothing is anywhere yet."""
         node = _Node(run, parent.depth + len(parent.run), parent, now_s, session)
         parent.children[run[0]] = node
-        missed = self._weight(node, 0, len(run))
-        self.shadow_misses += missed
-        self._num_at_stake += len(run)
-        self._set_real(node, len(run))
-        self._set_shadow(node, len(run))
         return node
 
     def _split(self, node: _Node, num_upper: int) -> _Node:
@@ -196,7 +248,8 @@ class Guard:
         return upper
 
     def _join(self, node: _Node) -> None:
-        """Make one node of those on the way to `node` that nothing distinguishes any more: all were just used."""
+        """Make one node of those on the way to `node` that nothing distinguishes any more: all were just
+        used."""
         while (upper := node.parent) is not None and upper is not self._root:
             run = _joined(upper.run, node.run) if len(upper.children) == 1 else None
             if run is None or upper.parent is None:
@@ -211,11 +264,25 @@ class Guard:
     # ------------------------------------------------------------------ what leaves
 
     def on_left_memory(self, run: Run) -> None:
-        """The blocks of `run` left memory, the last one first. Blocks that no prompt named are ignored."""
+        """The blocks of `run` left memory, the last one first. Blocks at its end that nobody named are
+        ignored."""
+        self._shorten(run, is_retracted=False)
+
+    def on_retracted(self, run: Run) -> None:
+        """The blocks of `run`, the end of a prompt, were never computed: neither memory nor the shadow has
+        them."""
+        self._shorten(run, is_retracted=True)
+
+    def _shorten(self, run: Run, *, is_retracted: bool) -> None:
         num_left = len(run)
-        node = self._by_tail.get(run[num_left - 1]) if num_left else None
+        while num_left and run[num_left - 1] not in self._by_tail:
+            num_left -= 1
+        node = self._by_tail[run[num_left - 1]] if num_left else None
         while node is not None and num_left:
             stays = max(node.num_real - num_left, 0)
+            if is_retracted and not node.num_shadow_children:
+                self.owed -= self._weight(node, node.num_real, node.num_shadow)
+                self._set_shadow(node, min(node.num_shadow, stays))
             self.owed += self._weight(node, stays, min(node.num_real, node.num_shadow))
             num_left -= node.num_real - stays
             self._set_real(node, stays)

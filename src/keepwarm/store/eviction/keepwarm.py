@@ -59,10 +59,12 @@ class KeepwarmFamily:
         self.guard = Guard(num_blocks=0, allowance=allowance, block_cost=block_cost)
         self._block_cost = block_cost or (lambda depth: 1.0)
         self._policies: list[ReturnIndex[Any]] = []
+        self._has_host = False
 
     def new_policy(self, tier: Tier, num_blocks: int) -> Guarded[Any]:
         if tier in _IN_MEMORY:
             self.guard.num_blocks += num_blocks
+        self._has_host |= tier is Tier.HOST and num_blocks > 0
         by_index: ReturnIndex[Any] = ReturnIndex(
             self.forecast, block_cost=self._block_cost, revival_rate=lambda: self.guard.revival_rate
         )
@@ -71,6 +73,12 @@ class KeepwarmFamily:
 
     def on_prompt(self, prompt: Sequence[Sequence[Any]], session: SessionKey | None, now_s: float) -> None:
         self.guard.on_prompt(prompt, session, now_s)
+
+    def on_released(self, chain: Sequence[Sequence[Any]], session: SessionKey | None, now_s: float) -> None:
+        self.guard.on_released(chain, session, now_s)
+
+    def on_retracted(self, run: Sequence[Any], now_s: float) -> None:
+        self.guard.on_retracted(run)
 
     def on_left_memory(self, run: Sequence[Any], now_s: float) -> None:
         self.guard.on_left_memory(run)
@@ -86,6 +94,11 @@ class KeepwarmFamily:
     def on_session_closed(self, session: SessionKey, now_s: float) -> None:
         self.forecast.on_session_closed(session, now_s)
         self._refresh(session)
+
+    def set_paused(self, session: SessionKey, paused: bool, now_s: float) -> None:
+        """Blocks of paused sessions leave the device first. With a host below, they stay in memory by it."""
+        if not self._has_host:
+            self.guard.set_paused(session, paused)
 
     def _refresh(self, session: SessionKey) -> None:
         for policy in self._policies:

@@ -80,6 +80,15 @@ class EvictionFamily(TurnListener, Protocol):
         """
         ...
 
+    def on_released(self, chain: Sequence[Sequence[Any]], session: SessionKey | None, now_s: float) -> None:
+        """A request lets go of these blocks, of its prompt and its answer: they are in memory, used now.
+        Where a call takes no time and leaves no answer (cache mode) it is not told."""
+        ...
+
+    def on_retracted(self, run: Sequence[Any], now_s: float) -> None:
+        """The blocks of `run`, the end of a prompt that was told, were never computed."""
+        ...
+
     def on_left_memory(self, run: Sequence[Any], now_s: float) -> None:
         """The blocks of `run` (a tuple of keys, or a `range`), the end of what their sequence had there, left
         the last tier in memory."""

@@ -128,7 +128,7 @@ class ReturnIndex(Generic[K]):
         heapq.heappush(self._heap, (value, last_used_s, minus_depth, self._num_ranked, session))
         if worth.until_s < float("inf"):
             heapq.heappush(self._due, (worth.until_s, self._num_ranked, session))
-        if len(self._heap) > 4 * len(self._groups) + 64:
+        if max(len(self._heap), len(self._due)) > 4 * len(self._groups) + 64:
             self._drop_void()
 
     def _worth(self, session: SessionKey | None, last_used_s: float, now_s: float) -> Worth:
@@ -137,8 +137,6 @@ class ReturnIndex(Generic[K]):
         phase = self._forecast.phase(session) if session is not None else None
         if phase is Phase.CALLING:
             return Worth(_PROTECTED, float("inf"))
-        if phase is Phase.CLOSED:
-            return Worth(0.0, float("inf"))
         worth = self._forecast.worth(session, last_used_s, now_s)
         if session is not None and last_used_s < self._forecast.turn_started_s(session):
             return Worth(worth.returns_per_s * self._revival_rate(), worth.until_s)

@@ -4,7 +4,7 @@ Never pauses anybody: `workflow.admission` does, and its caller passes it on. Bu
 """
 
 from collections.abc import Sequence
-from typing import Any, Generic
+from typing import Any, Generic, Protocol, runtime_checkable
 
 from keepwarm.core.blocks import Tier
 from keepwarm.core.ids import SessionKey
@@ -15,6 +15,20 @@ from keepwarm.store.eviction.ranked import RankedKeys
 
 _YIELDING_TIERS = (Tier.DEVICE,)
 """A paused session waits on a lower tier: there its blocks are worth as much as anybody's."""
+
+
+@runtime_checkable
+class HearsPauses(Protocol):
+    """A family that keeps an account of what leaves memory, and must know what leaves by admission's wish."""
+
+    def set_paused(self, session: SessionKey, paused: bool, now_s: float) -> None: ...
+
+
+@runtime_checkable
+class HearsQueueDelays(Protocol):
+    """A family that learns what an eviction costs from the waiting of the calls that it hit."""
+
+    def on_queue_delay(self, delay_s: float) -> None: ...
 
 
 class YieldingFirst(Generic[K]):
@@ -94,6 +108,12 @@ class YieldingFamily:
     def set_paused(self, session: SessionKey, paused: bool, now_s: float) -> None:
         for policy in self._policies:
             policy.set_paused(session, paused, now_s)
+        if isinstance(self._family, HearsPauses):
+            self._family.set_paused(session, paused, now_s)
+
+    def on_queue_delay(self, delay_s: float) -> None:
+        if isinstance(self._family, HearsQueueDelays):
+            self._family.on_queue_delay(delay_s)
 
     def on_turn_started(self, session: SessionKey, now_s: float) -> None:
         self._family.on_turn_started(session, now_s)
@@ -108,6 +128,12 @@ class YieldingFamily:
 
     def on_prompt(self, prompt: Sequence[Sequence[Any]], session: SessionKey | None, now_s: float) -> None:
         self._family.on_prompt(prompt, session, now_s)
+
+    def on_released(self, chain: Sequence[Sequence[Any]], session: SessionKey | None, now_s: float) -> None:
+        self._family.on_released(chain, session, now_s)
+
+    def on_retracted(self, run: Sequence[Any], now_s: float) -> None:
+        self._family.on_retracted(run, now_s)
 
     def on_left_memory(self, run: Sequence[Any], now_s: float) -> None:
         self._family.on_left_memory(run, now_s)

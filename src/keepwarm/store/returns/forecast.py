@@ -38,7 +38,8 @@ class Phase(enum.Enum):
 @dataclass(slots=True)
 class _Known:
     rhythm: Rhythm = field(default_factory=Rhythm)
-    phase: Phase = Phase.CALLING
+    phase: Phase = Phase.AWAY
+    num_open_calls: int = 0
     turn_started_s: float = 0.0
     away_since_s: float = 0.0
     path: ClassPath = ()
@@ -62,6 +63,8 @@ class Forecast:
         self.learns = learns
         self.num_gaps = 0
         """Gaps learnt from."""
+        self.num_closed = 0
+        self.num_reopened = 0
         self._max_sessions = max_sessions
         self._sessions: OrderedDict[SessionKey, _Known] = OrderedDict()
         self._gaps: dict[ClassPath, Gaps] = {(): Gaps()}
@@ -81,38 +84,48 @@ class Forecast:
             self._forget_old(now_s)
         elif known.phase is not Phase.CALLING:
             gap_s = max(now_s - known.away_since_s, 0.0)
-            if known.phase is Phase.AWAY:
-                self._learn(known.path, gap_s, has_returned=True)
+            self._learn(known.path, gap_s, has_returned=True)
+            self.num_reopened += known.phase is Phase.CLOSED
             known.rhythm.observe(gap_s)
         known.phase = Phase.CALLING
+        known.num_open_calls += 1
         known.turn_started_s = now_s
         self._sessions.move_to_end(session)
         if self.learns and self.num_gaps >= self._next_epoch_at:
             self._begin_epoch(now_s)
 
     def on_turn_ended(self, turn: TurnEnd, now_s: float) -> None:
-        """The turn is over, or, told again, is better known now."""
+        """The turn is over, or, told again, is better known now. A session is away when none of its calls is
+        open."""
         known = self._sessions.get(turn.session)
         if known is None:
-            known = self._sessions[turn.session] = _Known(turn_started_s=now_s)
-        if known.phase is Phase.CALLING:
+            known = self._sessions[turn.session] = _Known(turn_started_s=now_s, away_since_s=now_s)
+            self._forget_old(now_s)
+        known.num_open_calls = max(known.num_open_calls - 1, 0)
+        if known.phase is Phase.CALLING and not known.num_open_calls:
             known.phase = Phase.AWAY
             known.away_since_s = now_s
         known.path = class_path(turn, known.rhythm)
 
     def on_session_closed(self, session: SessionKey, now_s: float) -> None:
+        """The client says that it is over. It is believed as far as closed sessions have stayed away."""
         known = self._sessions.get(session)
         if known is not None and known.phase is not Phase.CLOSED:
-            if known.phase is Phase.AWAY:
-                self._learn(known.path, now_s - known.away_since_s, has_returned=False)
-            else:
+            if known.phase is Phase.CALLING:
                 known.away_since_s = now_s
             known.phase = Phase.CLOSED
+            known.num_open_calls = 0
+            self.num_closed += 1
+
+    @property
+    def _reopening_rate(self) -> float:
+        """How often a session comes back that was said to be over."""
+        return min(1.0, (self.num_reopened + 0.1) / (self.num_closed + 10.0))
 
     def _forget_old(self, now_s: float) -> None:
         while len(self._sessions) > self._max_sessions:
             _, known = self._sessions.popitem(last=False)
-            if known.phase is Phase.AWAY:
+            if known.phase is not Phase.CALLING:
                 self._learn(known.path, now_s - known.away_since_s, has_returned=False)
 
     def freeze(self, now_s: float) -> None:
@@ -141,7 +154,7 @@ class Forecast:
         self._still_away = {}
         self._hazards = {}
         self._indices = {}
-        away = [known for known in self._sessions.values() if known.phase is Phase.AWAY]
+        away = [known for known in self._sessions.values() if known.phase is not Phase.CALLING]
         stride = 1 + len(away) // _MAX_SAMPLED
         for known in away[::stride]:
             for level in range(len(known.path) + 1):
@@ -187,14 +200,18 @@ class Forecast:
         while index + 1 < NUM_BINS and since_s + EDGES_S[index + 1] <= now_s:
             index += 1
         until_s = since_s + EDGES_S[index + 1] if index + 1 < NUM_BINS else float("inf")
-        return Worth(self._indices_of(path)[index], until_s)
+        returns_per_s = self._indices_of(path)[index]
+        if known and known.phase is Phase.CLOSED:
+            returns_per_s *= self._reopening_rate
+        return Worth(returns_per_s, until_s)
 
     def chance_of_return(self, session: SessionKey, now_s: float, horizon_s: float) -> float:
-        """P(the session calls within `horizon_s` from `now_s`); 1 while it is calling, 0 when it is closed."""
+        """P(the session calls within `horizon_s` from `now_s`); 1 while it is calling."""
         known = self._sessions.get(session)
         if known is None:
             return chance_within(self._hazards_of(()), 0.0, horizon_s)
-        if known.phase is not Phase.AWAY:
-            return 1.0 if known.phase is Phase.CALLING else 0.0
+        if known.phase is Phase.CALLING:
+            return 1.0
         age_s = max(now_s - known.away_since_s, 0.0)
-        return chance_within(self._hazards_of(known.path), age_s, horizon_s)
+        chance = chance_within(self._hazards_of(known.path), age_s, horizon_s)
+        return chance * self._reopening_rate if known.phase is Phase.CLOSED else chance

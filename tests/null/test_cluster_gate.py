@@ -148,3 +148,30 @@ def test_mistakes_are_named() -> None:
     policy.verdict = Verdict(releases=(release("r9"),))
     with pytest.raises(RuntimeError, match="scripted@1 released r9"):
         gate.poll((), 0.0)
+
+
+def test_nothing_of_a_verdict_with_a_mistake_is_released() -> None:
+    policy = Scripted()
+    gate = Gate(policy)
+    for name in ("r1", "r2"):
+        gate.add(waiting(name), 0.0)
+    for verdict in ((release("r1"), release("r9")), (release("r1"), release("r1"))):
+        policy.verdict = Verdict(releases=verdict)
+        with pytest.raises(RuntimeError, match="does not wait"):
+            gate.poll((), 0.0)
+        assert (gate.num_waiting, gate.num_open) == (2, 0)
+
+
+def test_a_gate_that_drains_holds_nobody_back() -> None:
+    policy = Scripted()
+    gate = Gate(policy)
+    for name in ("r1", "r2", "r3"):
+        gate.add(waiting(name), 0.0)
+    gate.poll((), 0.0)
+    assert gate.num_waiting == 2
+    gate.drain()
+    assert [one.choice.request_id for one in gate.poll((), 1.0).releases] == ["r2", "r3"]
+    assert policy.heard[3:] == ["cancelled r1 0.0", "cancelled r2 1.0", "cancelled r3 1.0"]
+    assert (gate.num_waiting, gate.num_open, gate.num_forced) == (0, 3, 1)
+    gate.add(waiting("r4"), 2.0)
+    assert gate.poll((), 2.0).releases[0].choice.request_id == "r4"

@@ -359,13 +359,36 @@ def test_who_says_that_a_session_ends_is_heard() -> None:
     assert sum(line.startswith("closed") for line in lines) == 2
 
 
-def test_a_session_that_moves_is_closed_where_it_was() -> None:
+def test_a_family_hears_of_a_call_when_its_worker_gets_it() -> None:
+    lines: list[str] = []
+    run(
+        workload(chain("a", 0, 2, gap_s=0.001), chain("b", 50, 1)),
+        new_family=lambda: Diary(lines),
+        admission=Holding(),
+    )
+    marks = [line.removesuffix(" 40").removesuffix(" 60") for line in lines if "prompt" not in line]
+    assert marks == ["started a", "ended a", "started b", "ended b", "started a", "ended a"]
+
+
+def test_a_session_whose_last_call_fits_nowhere_is_closed_as_if_it_had_been_served() -> None:
+    lines: list[str] = []
+    admission = Holding()
+    work = workload(session("s", call("s", (range(3),)), call("s", (range(30),), gap_s=1.0)))
+    for share in (0.0, 1.0):
+        run(
+            work, pool_tokens=200, new_family=lambda: Diary(lines), told_ends_share=share, admission=admission
+        )
+        assert lines[-1] == ("closed s" if share else "ended s 30")
+    assert admission.closed == ["s"]
+
+
+def test_nobody_hears_of_a_move_where_the_session_was() -> None:
     lines: list[str] = []
     result, _ = run(
         workload(chain("s", 0, 2)), new_family=lambda: Diary(lines), num_workers=2, routing=RoundRobin()
     )
     assert result.num_moves == 1
-    assert lines[3:] == ["started s", "closed s", "started s", "prompt of 6", "ended s 60"]
+    assert lines[3:] == ["started s", "prompt of 6", "ended s 60"]
 
 
 @dataclass
@@ -377,6 +400,7 @@ class Holding(Fcfs):
     grown: list[int] = field(default_factory=list)
     rooms: list[WorkerRoom] = field(default_factory=list)
     hold_until_s: float = 0.0
+    closed: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -401,6 +425,9 @@ class Holding(Fcfs):
 
     def on_ended(self, request_id: RequestId, turn: TurnEnd, service_s: float, now_s: float) -> None:
         self._num_open -= 1
+
+    def on_session_closed(self, session: SessionKey, now_s: float) -> None:
+        self.closed.append(session[1])
 
     def on_grown(self, request_id: RequestId, num_context_tokens: int, now_s: float) -> None:
         self.grown.append(num_context_tokens)
@@ -458,6 +485,21 @@ def test_paused_sessions_leave_first() -> None:
     hits = paused_first({"b": 4.0}, lambda: YieldingFamily(lru()))
     assert hits[0] == 50
     assert hits[1] < 50
+
+
+def test_a_yielding_family_hears_of_delays_that_its_own_wants() -> None:
+    delays_s: list[float] = []
+
+    class Listening(SimpleFamily):
+        def on_queue_delay(self, delay_s: float) -> None:
+            delays_s.append(delay_s)
+
+    def listening() -> EvictionFamily:
+        return YieldingFamily(Listening("listening", lru().new_policy))
+
+    assert paused_first({}, listening)[0] < 50
+    assert delays_s
+    YieldingFamily(lru()).on_queue_delay(1.0)
 
 
 @dataclass

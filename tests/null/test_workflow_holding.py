@@ -9,10 +9,10 @@ import pytest
 from keepwarm.compose.parts import EngineLimits, build_dispatch, build_engine_loop, counting_ids
 from keepwarm.core.blocks import Tier
 from keepwarm.core.decision import Decision
-from keepwarm.core.errors import Overloaded
+from keepwarm.core.errors import Overloaded, RequestFailed
 from keepwarm.core.events import RequestEvent, RequestFinished
 from keepwarm.core.ids import RequestId, SessionKey, WorkerId
-from keepwarm.core.request import FinishReason, SamplingParams
+from keepwarm.core.request import FinishReason, Request, SamplingParams
 from keepwarm.core.turns import Stop, TurnEnd
 from keepwarm.engine.executor import ModelInfo
 from keepwarm.store.tiers.counted import CountedBlockStore
@@ -263,3 +263,109 @@ async def test_how_an_answer_stopped_reaches_admission_once(rig: Rig) -> None:
     assert [(turn.stop, turn.tools, turn.num_output_tokens) for turn in rig.policy.ended] == [
         (Stop.TOOL, ("Read",), 5)
     ]
+
+
+async def test_a_bug_met_by_an_arriving_call_costs_it_a_moment(rig: Rig) -> None:
+    rig.policy.crashes = 1
+    task = asyncio.create_task(collect(rig.call()))
+    await rig.settle()
+    assert rig.workflow.num_held == 1
+    await rig.clock.run_until_quiet()
+    events = await asyncio.wait_for(task, 5)
+    assert reason_of(events) is FinishReason.LENGTH, "nothing else happened: the alarm tried again"
+    await asyncio.wait_for(rig.workflow.drain(), 5)
+
+
+class CrashesAfterARelease(OneAtATime):
+    """In the decision right after one that let a call go."""
+
+    has_just_released = False
+
+    def decide(self, rooms: Sequence[WorkerRoom], now_s: float) -> Verdict:
+        if self.has_just_released:
+            self.has_just_released = False
+            raise ValueError("a bug")
+        verdict = super().decide(rooms, now_s)
+        self.has_just_released = bool(verdict.releases)
+        return verdict
+
+
+async def test_what_was_decided_before_a_bug_is_done(rig: Rig) -> None:
+    rig.use(CrashesAfterARelease())
+    tasks = [asyncio.create_task(collect(rig.call())) for _ in range(2)]
+    await rig.clock.run_until_quiet()
+    answers = await asyncio.wait_for(asyncio.gather(*tasks), 5)
+    assert [reason_of(events) for events in answers] == [FinishReason.LENGTH] * 2
+    assert not rig.policy.open
+
+
+async def test_a_bug_in_routing_costs_one_call(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig.use(OneAtATime(patience_s=0.0))
+    with monkeypatch.context() as patch:
+
+        def route(request: Request) -> Decision[WorkerId]:
+            raise ValueError("a bug")
+
+        patch.setattr(rig.workflow._dispatch.router, "route", route)
+        with pytest.raises(RequestFailed, match="could not route"):
+            rig.call()
+    assert not rig.policy.open
+    task = asyncio.create_task(collect(rig.call()))
+    await rig.clock.run_until_quiet()
+    assert reason_of(await task) is FinishReason.LENGTH
+
+
+async def test_a_call_that_a_policy_cannot_take_leaves_nothing_behind(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def on_call(call: WaitingCall, now_s: float) -> None:
+        raise ValueError("a bug")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.policy, "on_call", on_call)
+        with pytest.raises(ValueError, match="a bug"):
+            rig.call()
+    assert (rig.workflow.num_held, rig.policy.cancelled) == (0, [RequestId("r1")])
+    task = asyncio.create_task(collect(rig.call()))
+    await rig.clock.run_until_quiet()
+    assert reason_of(await task) is FinishReason.LENGTH
+
+
+async def test_draining_holds_nobody_back(rig: Rig) -> None:
+    rig.use(OneAtATime(patience_s=1800.0))
+    tasks = [asyncio.create_task(collect(rig.call(max_tokens=40))) for _ in range(4)]
+    await rig.settle()
+    assert rig.workflow.num_held == 3
+    draining = asyncio.create_task(rig.workflow.drain())
+    await rig.settle()
+    assert rig.workflow.num_held == 0, "although the first still runs"
+    assert rig.policy.cancelled == [RequestId("r2"), RequestId("r3"), RequestId("r4")], "in order of arrival"
+    await rig.clock.run_until_quiet()
+    assert [reason_of(await task) for task in tasks] == [FinishReason.LENGTH] * 4
+    await asyncio.wait_for(draining, 5)
+
+
+async def test_draining_needs_no_policy(rig: Rig) -> None:
+    tasks = [asyncio.create_task(collect(rig.call())) for _ in range(2)]
+    await rig.settle()
+    rig.policy.crashes = 1000
+    draining = asyncio.create_task(rig.workflow.drain())
+    await rig.clock.run_until_quiet()
+    assert [reason_of(await task) for task in tasks] == [FinishReason.LENGTH] * 2
+    await asyncio.wait_for(draining, 5)
+
+
+async def test_a_bug_at_the_end_of_a_call_does_not_stop_draining(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def on_ended(request_id: RequestId, turn: TurnEnd, service_s: float, now_s: float) -> None:
+        raise ValueError("a bug")
+
+    monkeypatch.setattr(rig.policy, "on_ended", on_ended)
+    unread = rig.call()
+    draining = asyncio.create_task(rig.workflow.drain())
+    await rig.settle()
+    assert not draining.done()
+    with pytest.raises(ValueError, match="a bug"):
+        await unread.aclose()
+    await asyncio.wait_for(draining, 5)

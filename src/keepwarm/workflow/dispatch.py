@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from keepwarm.core.decision import Decision
-from keepwarm.core.errors import KeepwarmError
+from keepwarm.core.errors import KeepwarmError, RequestFailed
 from keepwarm.core.events import RequestFinished
 from keepwarm.core.ids import RequestId, SessionKey, WorkerId
 from keepwarm.core.request import Request
@@ -31,7 +31,7 @@ class Changes:
     placed: list[tuple[Request, WorkerId]] = field(default_factory=list)
     """Calls to send now."""
     refused: list[tuple[Request, KeepwarmError]] = field(default_factory=list)
-    """Calls that were let go and have no worker to go to."""
+    """Calls that were let go and have no worker to go to, or could not be given one."""
 
 
 @dataclass(slots=True)
@@ -78,18 +78,36 @@ class Dispatch:
             parent=request.parent_key,
             hints=request.hints,
         )
-        self._gate.add(call, now_s)
+        try:
+            self._gate.add(call, now_s)
+        except Exception:
+            self.end(request.request_id, now_s)  # its driver does not know it yet: nobody else could end it
+            raise
         return request
 
-    def decide(self, now_s: float) -> Changes:
-        """Let go who may go now, and give each a worker."""
-        changes = Changes()
+    def drain(self) -> None:
+        """Admission holds nobody back from now on."""
+        self._gate.drain()
+
+    def decide(self, now_s: float, changes: Changes | None = None) -> Changes:
+        """Let go who may go now, and give each a worker.
+
+        What a policy or the router raises is raised when all of the verdict at hand is dealt with. `changes` then
+        has what was decided before: it must be done whatever was raised, for nobody will say it again.
+        """
+        changes = Changes() if changes is None else changes
         while True:
             verdict = self._gate.poll(self._rooms.rooms(), now_s)
             changes.pauses += [(pause.choice, True) for pause in verdict.pauses]
             changes.pauses += [(resume.choice, False) for resume in verdict.resumes]
+            errors: list[Exception] = []
             for release in verdict.releases:
-                self._place(release.choice, changes, now_s)
+                try:
+                    self._place(release.choice, changes, now_s)
+                except Exception as error:
+                    errors.append(error)
+            if errors:
+                raise errors[0]
             if not verdict.releases:  # else what was placed may change the next verdict
                 return changes
 
@@ -109,12 +127,17 @@ class Dispatch:
                 self._on_decision(now_s, route)
                 call.worker_id = route.choice
         except KeepwarmError as error:
-            self.end(request.request_id, now_s)
             changes.refused.append((request, error))
+            self.end(request.request_id, now_s)
             return
+        except Exception:
+            error_of_ours = RequestFailed("The server could not route the request. Send it again.")
+            changes.refused.append((request, error_of_ours))
+            self.end(request.request_id, now_s)
+            raise
+        changes.placed.append((request, call.worker_id))
         self._rooms.set_tokens(call.worker_id, request.request_id, len(request.token_ids))
         self._gate.placed(request.request_id, call.worker_id, now_s)
-        changes.placed.append((request, call.worker_id))
 
     def on_tokens(self, request_id: RequestId, num_tokens: int, now_s: float) -> bool:
         """A call's answer grew. True when it is a change to decide upon: about once a block."""

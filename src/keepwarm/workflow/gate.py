@@ -34,8 +34,9 @@ class Gate:
         self._forced: set[RequestId] = set()
         """Open calls that the policy has not released: it hears no more of them. Never iterated."""
         self._paused: dict[SessionKey, None] = {}
+        self._is_draining = False
         self.num_forced = 0
-        """Calls that the gate had to release itself."""
+        """Calls that the gate had to release itself, since the policy let nothing go."""
 
     @property
     def num_waiting(self) -> int:
@@ -90,20 +91,24 @@ class Gate:
         self._paused.pop(session, None)
         self._policy.on_session_closed(session, now_s)
 
+    def drain(self) -> None:
+        """From now on nobody is held back: `poll` releases whatever waits, in order of arrival."""
+        self._is_draining = True
+
     # ------------------------------------------------------------------ what to do
 
     def poll(self, rooms: Sequence[WorkerRoom], now_s: float) -> Verdict:
         """What the policy wants now; the released calls wait here no longer.
 
-        Raises RuntimeError when the policy releases a call that does not wait.
+        Raises RuntimeError when the policy releases a call that does not wait; then nothing is released.
         """
-        verdict = self._policy.decide(rooms, now_s)
-        if not verdict.releases and self._waiting and not self._open:
-            verdict = replace(verdict, releases=(self._force(now_s),))
-        for release in verdict.releases:
-            request_id = release.choice.request_id
-            if self._waiting.pop(request_id, None) is None:
-                raise RuntimeError(f"{release.policy} released {request_id}, which does not wait")
+        verdict = self._verdict(rooms, now_s)
+        going = [release.choice.request_id for release in verdict.releases]
+        for number, release in enumerate(verdict.releases):
+            if going[number] not in self._waiting or going[number] in going[:number]:
+                raise RuntimeError(f"{release.policy} released {going[number]}, which does not wait")
+        for request_id in going:
+            del self._waiting[request_id]
             self._open.add(request_id)
         for pause in verdict.pauses:
             self._paused[pause.choice] = None
@@ -118,17 +123,29 @@ class Gate:
     def next_wake_s(self, now_s: float) -> float | None:
         return self._policy.next_wake_s(now_s)
 
-    def _force(self, now_s: float) -> Decision[Release]:
+    def _verdict(self, rooms: Sequence[WorkerRoom], now_s: float) -> Verdict:
+        if self._is_draining:
+            reason = "the server drains: nobody is held back"
+            return Verdict(
+                releases=tuple(self._force(call, reason, now_s) for call in self._waiting.values())
+            )
+        verdict = self._policy.decide(rooms, now_s)
+        if verdict.releases or not self._waiting or self._open:
+            return verdict
         oldest = next(iter(self._waiting.values()))
-        # What the policy has not released has left it by being cancelled: that is all it can understand.
-        self._policy.on_cancelled(oldest.request_id, now_s)
-        self._forced.add(oldest.request_id)
         self.num_forced += 1
+        reason = "nothing runs, calls wait and the policy let none of them go"
+        return replace(verdict, releases=(self._force(oldest, reason, now_s),))
+
+    def _force(self, call: WaitingCall, reason: str, now_s: float) -> Decision[Release]:
+        # What the policy has not released has left it by being cancelled: that is all it can understand.
+        self._policy.on_cancelled(call.request_id, now_s)
+        self._forced.add(call.request_id)
         return Decision(
             policy="gate@1",
             kind="admit",
-            subject=oldest.request_id,
-            choice=Release(request_id=oldest.request_id),
-            reason="nothing runs, calls wait and the policy let none of them go",
+            subject=call.request_id,
+            choice=Release(request_id=call.request_id),
+            reason=reason,
             numbers={"num_waiting": len(self._waiting)},
         )

@@ -17,9 +17,12 @@ from keepwarm.core.stats import WorkerStats
 from keepwarm.core.turns import Stop
 from keepwarm.engine.executor import ModelInfo
 from keepwarm.workers.worker import Worker, WorkerHealth
-from keepwarm.workflow.dispatch import Dispatch
+from keepwarm.workflow.dispatch import Changes, Dispatch
 from keepwarm.workflow.draft import Draft
 from keepwarm.workflow.held import HeldCall, cancelled_while_held
+
+_RETRY_S = 1.0
+"""From a decision that failed to the next one, should nothing happen meanwhile."""
 
 
 class Generation:
@@ -102,7 +105,7 @@ class Workflow:
         now_s = self._clock.now_s()
         call = HeldCall(self._dispatch.arrive(draft, now_s))
         self._calls[call.request.request_id] = call
-        self._decide(now_s)
+        self._decide_or_log(now_s)
         if call.refusal is not None:
             raise call.refusal
         return Generation(self, call)
@@ -112,8 +115,10 @@ class Workflow:
         return {worker_id: await worker.stats() for worker_id, worker in self._workers.items()}
 
     async def drain(self) -> None:
-        """Report not ready, and return when every accepted request has ended."""
+        """Report not ready, hold nobody back any more, and return when every accepted request has ended."""
         self._is_draining = True
+        self._dispatch.drain()
+        self._decide_or_log(self._clock.now_s())
         while not all(call.is_sent for call in self._calls.values()):  # a draining worker takes nothing new
             self._has_moved.clear()
             await self._has_moved.wait()
@@ -172,13 +177,15 @@ class Workflow:
         request_id = call.request.request_id
         if self._calls.pop(request_id, None) is None:
             return
-        turn = self._dispatch.end(
-            request_id, self._clock.now_s(), finished=call.finished, stop=stop, tools=tools
-        )
-        if turn is not None and turn.stop is not Stop.UNKNOWN and call.worker is not None:
-            call.worker.note(turn)
-        self._has_changed.set()
-        self._has_moved.set()
+        try:
+            turn = self._dispatch.end(
+                request_id, self._clock.now_s(), finished=call.finished, stop=stop, tools=tools
+            )
+            if turn is not None and turn.stop is not Stop.UNKNOWN and call.worker is not None:
+                call.worker.note(turn)
+        finally:  # who waits for the last call to end must not wait for ever
+            self._has_changed.set()
+            self._has_moved.set()
 
     def _on_tokens(self, event: TokensGenerated) -> None:
         if self._dispatch.on_tokens(event.request_id, len(event.tokens), self._clock.now_s()):
@@ -188,7 +195,14 @@ class Workflow:
 
     def _decide(self, now_s: float) -> None:
         """Do what admission wants now, and set its alarm."""
-        changes = self._dispatch.decide(now_s)
+        changes = Changes()
+        try:
+            self._dispatch.decide(now_s, changes)
+        finally:
+            self._do(changes)
+        self._set_alarm(self._dispatch.next_wake_s(now_s))
+
+    def _do(self, changes: Changes) -> None:
         for session, is_paused in changes.pauses:
             for worker in self._workers.values():
                 worker.set_paused(session, is_paused)
@@ -197,7 +211,8 @@ class Workflow:
         for request, error in changes.refused:
             self._calls.pop(request.request_id).refuse(error)
             self._has_moved.set()
-        wake_s = self._dispatch.next_wake_s(now_s)
+
+    def _set_alarm(self, wake_s: float | None) -> None:
         if wake_s != self._alarm_s:
             if self._alarm:
                 self._alarm.cancel()
@@ -213,8 +228,9 @@ class Workflow:
         try:
             self._decide(now_s)
         except Exception:
-            # A bug in a policy must not stop admission for good: the next change tries again.
+            # A bug in a policy must not stop admission for good: the next change, or the alarm, tries again.
             structlog.get_logger("keepwarm.workflow").exception("admission_failed")
+            self._set_alarm(now_s + _RETRY_S)
 
     async def _decide_after_changes(self) -> None:
         while True:

@@ -123,13 +123,8 @@ class Cluster:
         self._num_requests += 1
         request = request_of(live, self._num_requests, self._settings.block_size, self.now_s)
         if request.num_tokens + request.num_left > self._settings.num_tokens:
-            self.ledger.num_refused += 1
-            self._closed_loop.go_on(live, self.now_s)
+            self._refuse(request, live)
             return
-        self._homes.expire(self.now_s)
-        home = self._homes.of(live.key)
-        if home is not None:
-            self._families[home].on_turn_started(live.key, self.now_s)
         self._open[request.request_id] = request, live
         self._tenants.on_waiting(live.record.tenant)
         self._gate.add(
@@ -145,6 +140,21 @@ class Cluster:
             self.now_s,
         )
         self._decide_soon()
+
+    def _refuse(self, request: SimRequest, live: LiveSession) -> None:
+        """It fits no worker: its session goes on without it, or ends as if it had been served."""
+        self.ledger.num_refused += 1
+        if turn_of(request, live).is_final:
+            self._close(live.key, self._homes.of(live.key))
+            self._decide_soon()
+        self._closed_loop.go_on(live, self.now_s)
+
+    def _close(self, session: SessionKey, worker_id: WorkerId | None) -> None:
+        """The client says that `session`, last at `worker_id`, will not call again."""
+        if worker_id is not None:
+            self._families[worker_id].on_session_closed(session, self.now_s)
+        self._homes.close(session)
+        self._gate.closed(session, self.now_s)
 
     def _decide_soon(self) -> None:
         if self._decides_at_s != self.now_s:
@@ -181,17 +191,15 @@ class Cluster:
     def _send(self, release: Release) -> None:
         request, live = self._open[release.request_id]
         now_s, session = self.now_s, live.key
+        self._homes.expire(now_s)
         home = self._homes.of(session)
         worker_id = release.worker_id or self._route(request, home)
         facts = self._facts[worker_id]
         num_warm = facts.num_usable_tokens(request, now_s)
         facts.load.add(request.request_id, request.num_tokens, num_warm)
-        if home != worker_id:
-            if home is not None:
-                # What it left there is superseded; the other worker has not heard of this call yet.
-                self.ledger.num_moves += 1
-                self._families[home].on_session_closed(session, now_s)
-            self._families[worker_id].on_turn_started(session, now_s)
+        self.ledger.num_moves += home is not None and home != worker_id
+        # As live: the worker hears of the call when it gets it; of a move nobody hears where the session was.
+        self._families[worker_id].on_turn_started(session, now_s)
         self._homes.settle(session, worker_id, request.num_tokens, now_s)
         self._gate.placed(request.request_id, worker_id, now_s)
         facts.worker.submit(request)
@@ -268,14 +276,10 @@ class Cluster:
         _, live = self._open.pop(request.request_id)
         self._facts[worker.worker_id].load.remove(request.request_id)
         turn = turn_of(request, live)
-        family = self._families[worker.worker_id]
-        family.on_turn_ended(turn, now_s)
+        self._families[worker.worker_id].on_turn_ended(turn, now_s)
         self._gate.ended(request.request_id, turn, request.service_s, now_s)
         if turn.is_final:
-            family.on_session_closed(live.key, now_s)
-            self._set_paused(live.key, False)
-            self._homes.close(live.key)
-            self._gate.closed(live.key, now_s)
+            self._close(live.key, worker.worker_id)
         self._book(request, live)
         if self._on_request is not None:
             self._on_request(request, worker.worker_id)

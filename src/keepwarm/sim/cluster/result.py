@@ -123,7 +123,6 @@ class Ledger:
         self.num_refused = 0
         self.num_moves = 0
         self.num_decisions = 0
-        self.policy_ns = 0
         self.first_arrival_s: float | None = None
         self.last_end_s = 0.0
 

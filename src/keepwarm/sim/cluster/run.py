@@ -4,7 +4,7 @@ Never defines a policy and reads neither clock nor files: a stopwatch and sinks 
 `compose.replay_cluster`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from keepwarm.core.ids import WorkerId
 from keepwarm.routing.policy import RoutingPolicy
@@ -15,7 +15,7 @@ from keepwarm.sim.cluster.fairness import TenantLedger
 from keepwarm.sim.cluster.loop import Cluster, DecisionSink, RequestSink
 from keepwarm.sim.cluster.memory import WorkerMemory
 from keepwarm.sim.cluster.request import SimRequest
-from keepwarm.sim.cluster.result import ClusterResult, Spread
+from keepwarm.sim.cluster.result import ClusterResult, Ledger, Spread
 from keepwarm.sim.cluster.sessions import SessionFeed
 from keepwarm.sim.cluster.settings import Stepping, WorkerSettings
 from keepwarm.sim.cluster.watched import TimedAdmission, TimedRouting
@@ -106,7 +106,17 @@ def run_cluster(
         connected.append((WorkerFacts(worker, cost, stale_s), family))
     cluster.connect(connected)
     cluster.run()
-    return _result(workload, bundle, settings, tiers, cluster, feed, gate, tenants, workers, watch)
+    return _result(
+        workload=workload,
+        bundle=bundle,
+        settings=settings,
+        tiers=tiers,
+        ledger=cluster.ledger,
+        num_forced=gate.num_forced,
+        tenants=tenants,
+        workers=workers,
+        spent_ns=watch.spent_ns,
+    )
 
 
 class _BlockNames:
@@ -168,24 +178,22 @@ def _with_progress(on_request: RequestSink | None, on_progress: ProgressSink | N
 
 
 def _result(
+    *,
     workload: Workload,
     bundle: Bundle,
     settings: WorkerSettings,
     tiers: TierCosts,
-    cluster: Cluster,
-    feed: SessionFeed,
-    gate: Gate,
+    ledger: Ledger,
+    num_forced: int,
     tenants: TenantLedger,
-    workers: list[SimWorker],
-    watch: _Watch,
+    workers: Sequence[SimWorker],
+    spent_ns: int | None,
 ) -> ClusterResult:
-    ledger = cluster.ledger
     span_s = ledger.last_end_s - (ledger.first_arrival_s or 0.0) if ledger.ttft_s else 0.0
     busy_s = sum(worker.busy_s for worker in workers)
     num_down = sum(worker.memory.pool.num_demoted for worker in workers)
     num_up = sum(worker.memory.num_reloaded_blocks for worker in workers)
     num_decisions = ledger.num_decisions + sum(worker.memory.num_evictions for worker in workers)
-    spent_ns = watch.spent_ns
     return ClusterResult(
         workload=workload.name,
         arrivals=workload.arrivals,
@@ -195,7 +203,7 @@ def _result(
         num_calls=len(ledger.ttft_s),
         num_tasks=len(ledger.task_s),
         num_refused=ledger.num_refused,
-        num_forced=gate.num_forced,
+        num_forced=num_forced,
         span_s=span_s,
         busy_share=busy_s / (span_s * len(workers)) if span_s else 0.0,
         ttft_s=Spread.of(ledger.ttft_s),

@@ -26,6 +26,9 @@ ReturnProbability = Callable[[SessionKey, float], float]
 """Probability, 0 to 1, that a session which has been away for so many seconds calls within the horizon."""
 
 _NOTHING = Verdict()
+_NUM_SPARED_TOKENS = 256
+"""Computed again at every call though nothing was evicted: a context rarely ends with a whole block, the blocks of
+engines have up to so many tokens, and the last token of an answer has no KV."""
 
 
 class Seated(abc.ABC):
@@ -152,9 +155,10 @@ class Seated(abc.ABC):
         if num_prefilled is None:  # a worker that does not count
             num_prefilled = call.num_prompt_tokens if is_cold else 0
         self._patience.on_service(call.num_prompt_tokens, num_prefilled, service_s)
-        if not is_cold and turn.num_prefilled_tokens is not None:
-            num_known = min(seat.num_context_tokens, call.num_prompt_tokens)
-            num_recomputed = max(0, num_prefilled - (call.num_prompt_tokens - num_known))
+        # A prompt shorter than the context is an edited one: what it computes again was not lost by eviction.
+        num_new = call.num_prompt_tokens - seat.num_context_tokens
+        if not is_cold and turn.num_prefilled_tokens is not None and num_new >= 0:
+            num_recomputed = max(0, num_prefilled - num_new - _NUM_SPARED_TOKENS)
             is_binding = self._is_memory_short(seat)
             self._overcommit.on_call(call.num_prompt_tokens, num_recomputed, is_binding=is_binding)
 
@@ -201,15 +205,25 @@ class Seated(abc.ABC):
     def _leave(self, seat: Seat, now_s: float) -> None:
         self.seating.place(seat, Standing.OUT, None, now_s)
         self._seats.drop(seat.key)
+        self._resume(seat, "forgotten")
 
     def _forget(self, key: SessionKey, seat: Seat) -> None:
         self.seating.place(seat, Standing.OUT, None, seat.ended_s)
+        self._resume(seat, "forgotten")
 
     def _pause(self, seat: Seat, reason: str, now_s: float) -> None:
         self.seating.place(seat, Standing.OUT, None, now_s)
         if not seat.is_paused:
             seat.is_paused = True
-            self._pauses[seat.key] = reason
+            if self._resumes.pop(seat.key, None) is None:
+                self._pauses[seat.key] = reason
+
+    def _resume(self, seat: Seat, reason: str) -> None:
+        """Who was told of the pause must be told of its end, or would remember it for ever."""
+        if seat.is_paused:
+            seat.is_paused = False
+            if self._pauses.pop(seat.key, None) is None:
+                self._resumes[seat.key] = reason
 
     # What is decided.
 
@@ -319,10 +333,7 @@ class Seated(abc.ABC):
             self.seating.place(seat, Standing.SEATED, left.worker_id, now_s)
             if seat.num_calls > seat.num_open:
                 self._waiting.move(seat.key, left.worker_id)
-        if seat.is_paused:
-            seat.is_paused = False
-            if self._pauses.pop(seat.key, None) is None:
-                self._resumes[seat.key] = reason
+        self._resume(seat, reason)
         left.take(call.num_prompt_tokens)
         self.fair.on_served(call.session[0])
         self._releases.append(

@@ -79,6 +79,10 @@ class Desk:
         return int(self.num_capacity_tokens * fill) - self.num_seated_tokens - self.num_guest_tokens
 
 
+_Recheck = tuple[float, int, float, Seat]
+"""When, its number, how long after the one before, and whom it is about."""
+
+
 class Seating:
     """All desks. Keeps sums up to date as seats change; nothing here is computed by walking over all
     seats."""
@@ -87,7 +91,7 @@ class Seating:
         self._return_probability = return_probability
         self._fair = fair
         self._desks: dict[WorkerId, Desk] = {}
-        self._rechecks: list[tuple[float, int, float, Seat]] = []
+        self._rechecks: list[_Recheck] = []
         self._num_rechecks = 0
 
     def desk(self, worker_id: WorkerId) -> Desk:
@@ -149,14 +153,17 @@ class Seating:
     def recheck(self, now_s: float) -> None:
         """Weighs those again whose time away has doubled."""
         while self._rechecks and self._rechecks[0][0] <= now_s:
-            at_s, number, step_s, seat = heapq.heappop(self._rechecks)
-            if seat.recheck_number != number or seat.standing is not Standing.SEATED or not seat.is_idle:
+            entry = heapq.heappop(self._rechecks)
+            if _is_void(entry):
                 continue
+            at_s, _, step_s, seat = entry
             self._weigh(seat, now_s)
             if seat.weight > 0:
                 self._plan_recheck(seat, at_s + step_s, 2 * step_s)
 
     def next_recheck_s(self) -> float | None:
+        while self._rechecks and _is_void(self._rechecks[0]):
+            heapq.heappop(self._rechecks)
         return self._rechecks[0][0] if self._rechecks else None
 
     def _plan_recheck(self, seat: Seat, at_s: float, step_s: float) -> None:
@@ -190,6 +197,12 @@ class Seating:
                 desk.num_seated_tokens -= seat.num_counted_tokens
             self._fair.hold(_tenant(seat), -seat.num_counted_tokens, now_s)
         seat.num_counted_tokens = 0
+
+
+def _is_void(recheck: _Recheck) -> bool:
+    """Whether what it was planned for is over: its session has called, lost its seat or is looked at later."""
+    _, number, _, seat = recheck
+    return seat.recheck_number != number or seat.standing is not Standing.SEATED or not seat.is_idle
 
 
 def _tenant(seat: Seat) -> TenantId:

@@ -72,6 +72,8 @@ class ThunderAgent:
         self._held: dict[SessionKey, dict[RequestId, WaitingCall]] = {}
         self._open: dict[RequestId, WaitingCall] = {}
         self._pauses: list[SessionKey] = []
+        self._forgotten: list[SessionKey] = []
+        """Paused, told so, and not remembered any more."""
         self._arrived: list[SessionKey] = []
         self._next_check_s: float | None = None
         self._num_programs = 0
@@ -97,6 +99,8 @@ class ThunderAgent:
     def _forget(self, session: SessionKey, program: _Program) -> None:
         self._active.pop(session, None)
         self._queue.pop(session, None)
+        if program.state is _State.PAUSED and session not in self._pauses:
+            self._forgotten.append(session)
 
     # What happens.
 
@@ -166,9 +170,9 @@ class ThunderAgent:
             self.on_session_closed(call.session, now_s)
 
     def on_session_closed(self, session: SessionKey, now_s: float) -> None:
-        if self._programs.drop(session) is not None:
-            self._active.pop(session, None)
-            self._queue.pop(session, None)
+        program = self._programs.drop(session)
+        if program is not None:
+            self._forget(session, program)
 
     def _pause(self, session: SessionKey, program: _Program, now_s: float) -> None:
         self._active.pop(session)
@@ -182,7 +186,7 @@ class ThunderAgent:
     # What is decided.
 
     def decide(self, rooms: Sequence[WorkerRoom], now_s: float) -> Verdict:
-        if not rooms or not (self._ready or self._held or self._active or self._pauses):
+        if not rooms or not (self._ready or self._held or self._active or self._pauses or self._forgotten):
             return Verdict()
         capacities = {room.worker_id: room.num_capacity_tokens for room in rooms}
         is_idle = not any(room.num_open_requests for room in rooms)
@@ -304,7 +308,9 @@ class ThunderAgent:
             )
         self._ready.clear()
         pauses = [key for key in self._pauses if key in self._queue]
+        resumed = resumed + [(key, "forgotten") for key in self._forgotten if key not in pauses]
         self._pauses.clear()
+        self._forgotten.clear()
         return Verdict(
             releases=tuple(releases),
             pauses=tuple(

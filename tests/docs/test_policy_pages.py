@@ -82,7 +82,7 @@ def test_numbers_of_the_guarantees_are_those_of_the_code() -> None:
     assert f"at most {settings.max_wait_s:,.0f} s after its arrival" in text
     assert f"at most {settings.fair_slack_s:g} s of the whole cluster" in text
     assert f"The factor starts at {settings.first_overcommit:g}" in text
-    assert f"at most {100 * KeepwarmFamily().guard.allowance:g} % more blocks" in text
+    assert f"within {100 * KeepwarmFamily().guard.allowance:g} % of what `leaf-lru` would miss" in text
 
 
 def test_the_replay_page_names_all_that_can_be_asked_for_and_is_answered() -> None:

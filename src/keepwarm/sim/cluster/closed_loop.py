@@ -78,7 +78,7 @@ class ClosedLoop:
         parent, task = live.parent, live.task
         task.num_open -= 1
         task.ideal_end_s = max(task.ideal_end_s, live.ideal_s)
-        if not task.num_open:
+        if not task.num_open and task.is_whole:
             ideal_s, realised_s = task.ideal_end_s - task.start_s, now_s - task.start_s
             self._ledger.task_s.append(realised_s)
             self._ledger.sum_ideal_s += ideal_s

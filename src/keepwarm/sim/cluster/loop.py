@@ -144,6 +144,7 @@ class Cluster:
     def _refuse(self, request: SimRequest, live: LiveSession) -> None:
         """It fits no worker: its session goes on without it, or ends as if it had been served."""
         self.ledger.num_refused += 1
+        live.task.is_whole = False
         if turn_of(request, live).is_final:
             self._close(live.key, self._homes.of(live.key))
             self._decide_soon()

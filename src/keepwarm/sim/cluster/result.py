@@ -45,6 +45,7 @@ class ClusterResult:
     num_calls: int
     """That ended; refused ones are not among them."""
     num_tasks: int
+    """That ended, with none of their calls refused."""
     num_refused: int
     """Calls that could never fit a worker: their sessions went on without them."""
     num_forced: int
@@ -94,8 +95,10 @@ class ClusterResult:
         return self.num_prefilled_tokens / self.num_fresh_tokens if self.num_fresh_tokens else 1.0
 
     @property
-    def percent_of_bound(self) -> float:
-        """100 when no task could have been faster."""
+    def percent_of_bound(self) -> float | None:
+        """100 when no task could have been faster; None without a task."""
+        if not self.num_tasks:
+            return None
         return 100 * self.ideal_task_s / self.task_s.mean if self.task_s.mean else 100.0
 
     @property

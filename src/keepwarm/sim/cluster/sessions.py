@@ -24,6 +24,8 @@ class Task:
     """Sessions that are known and have not ended."""
     ideal_end_s: float = 0.0
     """When it would have ended alone, with nothing computed twice."""
+    is_whole: bool = True
+    """Whether no call of it was refused: else its time says nothing."""
 
 
 @dataclass(slots=True, eq=False)

@@ -26,6 +26,10 @@ class ReplayRow:
     max_sessions: int | None = None
     """Workflows that were replayed at most; None: all."""
     num_calls: int = 0
+    num_refused: int | None = None
+    """Calls that fit no worker. Their tasks are left out of all times."""
+    num_forced: int | None = None
+    """Calls that went although the admission policy let nothing go: facts were stale, and nothing was running."""
     hit_rate: float
     """Share of prompt blocks found in the pool."""
     bound_hit_rate: float | None = None

@@ -157,7 +157,7 @@ class AgentFairShare:
             return Verdict()
         tally = Tally(rooms)
         self._send_to_lines(tally)
-        if now_s - self._epoch_at_s >= self._settings.epoch_s:
+        if now_s >= self._epoch_at_s + self._settings.epoch_s:  # as `next_wake_s` adds it up
             self._epoch_at_s, self._num_steals = now_s, 0
             self._update_shares(now_s)
         self._steal(tally, now_s)

@@ -68,7 +68,7 @@ def test_every_figure_of_a_row_is_a_metric_or_names_the_run() -> None:
         "hints",
         "max_sessions",
     }
-    counts = {"num_calls", "num_decisions", "bound_hit_rate"}
+    counts = {"num_calls", "num_refused", "num_forced", "num_decisions", "bound_hit_rate"}
     assert set(ReplayRow.__dataclass_fields__) == names | counts | {metric.field for metric in METRICS}
 
 
@@ -114,17 +114,25 @@ def test_pool_sizes_are_short_and_lose_nothing(num_tokens: int, text: str) -> No
     assert tokens_text(num_tokens) == text
 
 
-def test_the_page_plots_every_metric_and_needs_nothing_from_elsewhere() -> None:
+def test_the_page_plots_every_metric_that_differs_and_needs_nothing_from_elsewhere() -> None:
     rows = [
-        row(policy=policy, pool_tokens=pool, percent_of_bound=50.0, arrivals="</script><b>starts")
-        for policy in ("lru", "fifo")
+        row(
+            policy=policy,
+            pool_tokens=pool,
+            hit_rate=hit_rate,
+            percent_of_bound=100 * hit_rate,
+            arrivals="</script><b>starts",
+        )
+        for policy, hit_rate in (("lru", 0.5), ("fifo", 0.4))
         for pool in (1_000_000, 2_000_000)
     ]
     text = page(rows)
     script, own = text.rsplit("</head>", 1)
     assert "vegaEmbed" in script
-    for title in ("hit rate", "% of bound", "prefilled / fresh"):
+    for title in ("hit rate", "% of bound"):
         assert f'"text": "{title}"' in own
+    assert '"text": "prefilled / fresh"' not in own, "the same for all: the table tells"
+    assert "the axis does not start at 0" in own
     assert "TTFT" not in own
     assert "Arrivals: &lt;/script&gt;&lt;b&gt;starts." in own
     assert "Data: weka-8h." in own

@@ -61,7 +61,14 @@ async def _serve(settings: ServeSettings) -> bool:
     async with running_server(settings) as server:
         loop.add_signal_handler(signal.SIGTERM, stopping.set)
         loop.add_signal_handler(signal.SIGINT, on_interrupt)
-        log.info("ready", url=server.base_url, model=server.model, worker_pid=server.worker_pid)
+        log.info(
+            "ready",
+            url=server.base_url,
+            model=server.model,
+            worker_pid=server.worker_pid,
+            eviction=settings.eviction,
+            admission=settings.admission,
+        )
         await stopping.wait()
         log.info("draining", timeout_s=settings.drain_timeout_s)
         has_finished = await drain(server, settings.drain_timeout_s, hurry)

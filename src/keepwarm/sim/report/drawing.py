@@ -28,8 +28,10 @@ def group_chart(altair: Any, cells: Sequence[Cell]) -> Any:
     charts = [
         _metric_chart(altair, metric, cells, policies, picked)
         for metric in METRICS
-        if metric.field in present
+        if metric.field in present and _differs(metric, cells)
     ]
+    if not charts:
+        charts = [_metric_chart(altair, METRICS[0], cells, policies, picked)]
     charts[0].layer[-1] = charts[0].layer[-1].add_params(picked)
     return (
         altair.concat(*charts, columns=_COLUMNS, spacing=18)
@@ -39,13 +41,19 @@ def group_chart(altair: Any, cells: Sequence[Cell]) -> Any:
         .configure_legend(
             orient="top",
             columns=8,
-            symbolType="stroke",
+            symbolType="square" if len({cell.pool_tokens for cell in cells}) == 1 else "stroke",
             symbolSize=300,
             symbolStrokeWidth=2.5,
             symbolOpacity=1,
             labelLimit=260,
         )
     )
+
+
+def _differs(metric: Metric, cells: Sequence[Cell]) -> bool:
+    """Whether a chart would show more than one straight line."""
+    means = {cell.figures[metric.field].mean for cell in cells if metric.field in cell.figures}
+    return len(means) > 1
 
 
 def _metric_chart(
@@ -88,14 +96,25 @@ def _metric_chart(
         altair.Tooltip("pool:Q", format=","),
         *(f"{name}:Q" for name in ("value", "low", "high")),
     ]
-    y = altair.Y("value:Q", title=None, scale=altair.Scale(zero=False))
+    # Differences between policies are what is looked at: an axis need not start at zero, and then says so.
+    low = min((figure.low for _, figure in drawn), default=0.0)
+    high = max((figure.high for _, figure in drawn), default=0.0)
+    starts_at_zero = len(pools) == 1 or low < 0.5 * high
+    y = altair.Y("value:Q", title=None, scale=altair.Scale(zero=starts_at_zero))
     base = altair.Chart(altair.Data(values=values))
     lines = base.mark_line(strokeWidth=2).encode(x=x, y=y, color=colour, strokeDash=dash, opacity=strength)
     points = base.mark_point(filled=True, size=36).encode(
         x=x, y=y, color=colour, opacity=strength, tooltip=tooltip
     )
-    layers = [lines, points]
-    if any(figure.low < figure.high for _, figure in drawn):
+    if len(pools) == 1:  # no line: one bar for each policy
+        x = altair.X(
+            "policy:N", sort=policies, title=f"at {pools[0]:,} tokens", axis=altair.Axis(labels=False)
+        )
+        bars = base.mark_bar().encode(x=x, y=y, color=colour, opacity=strength, tooltip=tooltip)
+        layers = [bars]
+    else:
+        layers = [lines, points]
+    if len(pools) > 1 and any(figure.low < figure.high for _, figure in drawn):
         faint = altair.condition(picked, altair.value(0.13), altair.value(0.02))
         band = base.mark_area().encode(
             x=x, y=altair.Y("low:Q", title=None), y2="high:Q", color=colour, opacity=faint
@@ -103,6 +122,10 @@ def _metric_chart(
         layers.insert(0, band)
     arrow = "higher" if metric.is_better_high else "lower"
     title = altair.Title(
-        metric.title, subtitle=f"{arrow} is better", anchor="start", fontSize=13, subtitleFontSize=10
+        metric.title,
+        subtitle=f"{arrow} is better" + ("" if starts_at_zero else "; the axis does not start at 0"),
+        anchor="start",
+        fontSize=13,
+        subtitleFontSize=10,
     )
     return altair.layer(*layers).properties(width=_WIDTH, height=_HEIGHT, title=title)

@@ -1,20 +1,26 @@
 """`keepwarm replay` from files to rows, on a small trace in Weka's and in Mooncake's format."""
 
+import io
 import json
+import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
+from rich.console import Console
 
 from keepwarm.cli.main import build_app
-from keepwarm.cli.replay import names_of, parse_count, write_whole
+from keepwarm.cli.replay import names_of, parse_count
+from keepwarm.cli.replay_files import check_outputs, input_paths, write_whole
+from keepwarm.cli.replay_progress import replay_progress
 from keepwarm.compose.replay_bundles import BUNDLES
 from keepwarm.compose.replay_cache import CACHE_POLICIES
-from keepwarm.core.errors import ConfigurationError
+from keepwarm.compose.replay_plan import Progress
+from keepwarm.core.errors import ConfigurationError, KeepwarmError
 
 BLOCK = 64
 
@@ -180,7 +186,7 @@ def test_interrupted_it_leaves_whole_files_and_code_130(tmp_path: Path) -> None:
         [*map(str, command), "--json", str(out), "--html", str(page)], stderr=subprocess.PIPE
     )
     deadline = time.monotonic() + 60
-    while not out.exists() and time.monotonic() < deadline:
+    while (not out.exists() or rows_of(out) == []) and time.monotonic() < deadline:
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)
@@ -200,7 +206,9 @@ def test_counts(text: str, count: int) -> None:
     assert parse_count(text) == count
 
 
-@pytest.mark.parametrize("text", ["", "0", "-1", "1MB", "M", "1e", "0.1"])
+@pytest.mark.parametrize(
+    "text", ["", "0", "-1", "nan", "inf", "1e400", "1e308G", "2e15", "1MB", "M", "1e", "0.1"]
+)
 def test_what_is_no_count(text: str) -> None:
     with pytest.raises(ConfigurationError):
         parse_count(text)
@@ -251,3 +259,145 @@ def test_cluster_mode_writes_the_same_bytes_and_moves_them(trace: Path) -> None:
         files.append(out.read_bytes())
     assert files[0] == files[1]
     assert all(row["moved_bytes"] > 0 for row in rows)
+
+
+def test_a_pool_beyond_all_numbers_is_a_plain_error(trace: Path) -> None:
+    for text in ("1e400", "nan", "inf", "-5", "-1e6", "9" * 400):
+        with pytest.raises(ConfigurationError, match=text):
+            replay(trace, f"--pool-tokens={text}")
+
+
+def test_an_output_that_is_no_regular_file_is_refused_and_stays(trace: Path, tmp_path: Path) -> None:
+    pipe, folder, link = tmp_path / "pipe", tmp_path / "folder", tmp_path / "link"
+    os.mkfifo(pipe)
+    folder.mkdir()
+    link.symlink_to(pipe)
+    for flag in ("--json", "--html"):
+        for path in (pipe, folder, link):
+            with pytest.raises(ConfigurationError, match=f"{flag}.*regular file"):
+                replay(trace, "--pool-tokens", "4K", flag, path)
+    assert pipe.is_fifo()
+    assert folder.is_dir()
+    assert link.is_symlink()
+
+
+def test_an_output_never_replaces_a_trace(trace: Path, tmp_path: Path) -> None:
+    before = trace.read_bytes()
+    (tmp_path / "up").mkdir()
+    (tmp_path / "link.json").symlink_to(trace)
+    followed = ("saga-like", "--arrivals", f"like:{trace}:8h")
+    for inputs, out in [
+        ((trace,), trace),
+        ((trace,), tmp_path / "up" / ".." / trace.name),
+        ((trace,), tmp_path / "link.json"),
+        ((tmp_path,), trace),
+        ((tmp_path,), tmp_path / "new.json"),
+        (followed, trace),
+        (("saga-like", "--traces", tmp_path.parent), trace),
+    ]:
+        for flag in ("--json", "--html"):
+            with pytest.raises(ConfigurationError, match=f"{flag}.*traces"):
+                replay(*inputs, "--pool-tokens", "4K", flag, out)
+    assert trace.read_bytes() == before
+
+
+def test_two_outputs_are_two_files(trace: Path, tmp_path: Path) -> None:
+    (tmp_path / "up").mkdir()
+    for other in (tmp_path / "out", tmp_path / "up" / ".." / "out", tmp_path / ".out.part"):
+        with pytest.raises(ConfigurationError, match="--html and --json are one file"):
+            replay(trace, "--pool-tokens", "4K", "--json", tmp_path / "out", "--html", other)
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="no folder that nobody can write to")
+def test_a_folder_that_takes_no_file_is_refused_with_code_3(trace: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "keepwarm",
+        "replay",
+        trace,
+        "--pool-tokens",
+        "4K",
+        "--json",
+        "/proc/x.json",
+    ]
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr.startswith("keepwarm: --json: cannot write /proc/x.json")
+
+
+def test_checking_outputs_leaves_nothing_behind(tmp_path: Path) -> None:
+    old = tmp_path / "old.json"
+    old.write_text("old")
+    (tmp_path / ".old.json.part").symlink_to(old)
+    check_outputs({"--json": old, "--html": tmp_path / "new.html"}, [], None)
+    assert old.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [old]
+
+
+def test_a_link_is_written_through(tmp_path: Path) -> None:
+    path, link = tmp_path / "rows.json", tmp_path / "link"
+    link.symlink_to(path)
+    write_whole(link, b"new")
+    assert link.is_symlink()
+    assert path.read_text() == "new"
+
+
+def test_a_write_that_fails_leaves_no_draft(tmp_path: Path) -> None:
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(KeepwarmError, match="taken"):
+        write_whole(tmp_path / "taken", b"new")
+    assert [path.name for path in tmp_path.iterdir()] == ["taken"]
+
+
+@pytest.mark.parametrize("where", ["page", "replay_rows"])
+def test_ctrl_c_at_the_start_leaves_empty_files_and_no_old_rows(
+    trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    out, html = tmp_path / "rows.json", tmp_path / "page.html"
+    out.write_text('[{"of": "an earlier run"}]')
+    html.write_text("earlier")
+    seen: list[str] = []
+
+    def interrupted(*args: object, **options: object) -> NoReturn:
+        monkeypatch.undo()
+        seen.append(out.read_text())
+        raise KeyboardInterrupt
+
+    home = "keepwarm.cli.replay" if where == "page" else "keepwarm.compose.replay"
+    monkeypatch.setattr(f"{home}.{where}", interrupted)
+    with pytest.raises(SystemExit) as caught:
+        replay(trace, "--arrivals", "poisson:1h", "--pool-tokens", "4K", "--json", out, "--html", html)
+    assert caught.value.code == 130
+    assert ("earlier" in seen[0]) == (where == "page")
+    assert rows_of(out) == []
+    assert "was stopped" in html.read_text()
+
+
+def test_an_error_in_a_later_trace_keeps_what_is_finished(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, html = tmp_path / "rows.json", tmp_path / "page.html"
+    args = ("--format", "weka", "--arrivals", "poisson:1h", "--policy", "lru", "--pool-tokens", "4K")
+    with pytest.raises(ConfigurationError, match="not-there"):
+        replay(trace, tmp_path / "not-there", *args, "--json", out, "--html", html)
+    assert [row["policy"] for row in rows_of(out)] == ["lru"]
+    assert "was stopped" in html.read_text()
+    assert "vegaEmbed('#chart0'" in html.read_text()
+    assert "lru" in capsys.readouterr().out
+
+
+def test_a_folder_may_have_a_presets_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cyclic").mkdir()
+    monkeypatch.chdir(tmp_path)
+    outputs = {"--json": Path("cyclic/rows.json")}
+    check_outputs(outputs, input_paths(["cyclic"], "like:cyclic", None), None)
+    with pytest.raises(ConfigurationError, match="traces"):
+        check_outputs(outputs, input_paths(["cyclic"], None, "weka"), None)
+
+
+def test_brackets_in_a_traces_name_do_not_break_the_bar() -> None:
+    screen = io.StringIO()
+    with replay_progress(Console(file=screen, force_terminal=True)) as (on_progress, _):
+        on_progress(Progress("[/old].jsonl: lru", 0.5))
+    assert "[/old].jsonl" in screen.getvalue()

@@ -1,10 +1,10 @@
 """Owns `keepwarm replay`: what is asked, the table, and the files, which are whole at every moment.
 
-Never simulates (`sim` does) and never builds policies (`compose.replay` does). Ctrl-C ends with code 130 and
-leaves what was finished.
+Never simulates (`sim` does) and never builds policies (`compose.replay` does). Ctrl-C ends with code 130, an
+error with its own; both leave what was finished.
 """
 
-import os
+import math
 import re
 import sys
 import time
@@ -17,7 +17,7 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 from rich.console import Console
 
-from keepwarm.cli.output import check_output
+from keepwarm.cli.replay_files import check_outputs, input_paths, write_whole
 from keepwarm.cli.replay_progress import replay_progress
 from keepwarm.compose.replay_plan import ClusterOptions, Mode, ReplayPlan
 from keepwarm.core.errors import ConfigurationError
@@ -28,6 +28,8 @@ from keepwarm.sim.report.table import tables
 
 _COUNT = re.compile(r"(\d+(?:\.\d+)?(?:e\d+)?)([kmg]?)", re.IGNORECASE)
 _SIZES = {"": 1, "k": 1_000, "m": 1_000_000, "g": 1_000_000_000}
+_MAX_COUNT = 1e15
+"""Far beyond any pool, and exact as a float."""
 _DEFAULT_POLICIES = {
     Mode.CACHE: ("lru", "keepwarm", "belady"),
     Mode.CLUSTER: ("fcfs", "thunderagent", "keepwarm"),
@@ -145,8 +147,7 @@ def replay(
     from keepwarm.compose.replay import check_plan
 
     check_plan(plan)
-    for flag, path in (("--json", json), ("--html", html)):
-        check_output(flag, path)
+    check_outputs({"--json": json, "--html": html}, input_paths(trace, arrivals, format), traces)
     if not run(plan, json, html):
         sys.exit(130)
 
@@ -156,41 +157,49 @@ def run(plan: ReplayPlan, json: Path | None, html: Path | None) -> bool:
     from keepwarm.compose.replay import replay_rows
 
     rows: list[ReplayRow] = []
-    is_whole = True
+    is_whole = False
     errors = Console(stderr=True)
-    if html is not None:
-        page([])  # tells at once when the plotting library is missing
     try:
+        # Drawn before anything is written: a plotting library that is missing costs no earlier result.
+        first_page = None if html is None else page([], is_partial=True)
+        if json is not None:
+            write_whole(json, rows_json([]))
+        if html is not None and first_page is not None:
+            write_whole(html, first_page.encode())
         with replay_progress(errors) as (on_progress, on_note):
             for row in replay_rows(plan, on_progress=on_progress, on_note=on_note):
                 rows.append(row)
                 if json is not None:
                     write_whole(json, rows_json(rows))
+        is_whole = True
     except KeyboardInterrupt:
-        is_whole = False
         errors.print(f"stopped: {len(rows)} of {plan.num_rows} rows are finished")
-    if json is not None:
-        write_whole(json, rows_json(rows))
-    if html is not None:
-        write_whole(html, page(rows, is_partial=not is_whole).encode())
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=130)  # a file or a pipe has no width to fit
-    for table in tables(rows):
-        console.print(table)
+    except Exception:
+        if rows:
+            finish(rows, json, html, is_partial=True)
+        raise
+    finish(rows, json, html, is_partial=not is_whole)
     return is_whole
+
+
+def finish(rows: Sequence[ReplayRow], json: Path | None, html: Path | None, *, is_partial: bool) -> None:
+    """Write and print what there is. The table is printed even when a file cannot be written."""
+    try:
+        if json is not None:
+            write_whole(json, rows_json(rows))
+        if html is not None:
+            write_whole(html, page(rows, is_partial=is_partial).encode())
+    finally:
+        console = Console()
+        if not console.is_terminal:
+            console = Console(width=130)  # a file or a pipe has no width to fit
+        for table in tables(rows):
+            console.print(table)
 
 
 def rows_json(rows: Sequence[ReplayRow]) -> bytes:
     """A JSON array with one object for each row; floats as short as they can be told apart."""
     return msgspec.json.format(msgspec.json.encode(rows), indent=1) + b"\n"
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Readers, and who comes after a crash, see the old file or the new one, never a part."""
-    draft = path.with_name(f".{path.name}.part")
-    draft.write_bytes(content)
-    os.replace(draft, path)
 
 
 def names_of(texts: Iterable[str]) -> list[str]:
@@ -202,9 +211,9 @@ def names_of(texts: Iterable[str]) -> list[str]:
 def parse_count(text: str) -> int:
     """`1000000`, `1e6`, `1M`, `512K` (thousands). Raises ConfigurationError for anything else, and below 1."""
     match = _COUNT.fullmatch(text)
-    count = round(float(match[1]) * _SIZES[match[2].lower()]) if match else 0
-    if count < 1:
+    count = float(match[1]) * _SIZES[match[2].lower()] if match else math.nan
+    if not 0.5 < count <= _MAX_COUNT:
         raise ConfigurationError(
-            f"'{text}' is not a number of tokens: write for example 1000000, 1e6, 1M or 512K"
+            f"'{text}' is not a number of tokens: write for example 1000000, 1e6, 1M or 512K, at most 1e15"
         )
-    return count
+    return round(count)

@@ -21,7 +21,12 @@ def replay_progress(console: Console) -> Iterator[tuple[OnProgress, OnNote]]:
     if not console.is_terminal:
         yield (lambda share: None), on_note
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("", total=1.0)
 

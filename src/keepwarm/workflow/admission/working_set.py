@@ -35,6 +35,7 @@ here).
 """
 
 from collections.abc import Sequence
+from itertools import islice
 
 from keepwarm.core.ids import RequestId, TenantId, WorkerId
 from keepwarm.workflow.admission.knapsack import pack
@@ -42,6 +43,9 @@ from keepwarm.workflow.admission.policy import WaitingCall, WorkerRoom
 from keepwarm.workflow.admission.rooms import Left, Tally
 from keepwarm.workflow.admission.seated import Seated
 from keepwarm.workflow.admission.seats import Desk, Seat, Standing
+
+_MOST_CANDIDATES = 512
+"""Held calls that are weighed against each other at a time, the oldest: choice enough, at a bounded cost."""
 
 
 class WorkingSet(Seated):
@@ -179,11 +183,11 @@ class WorkingSet(Seated):
         begun: list[WaitingCall] = []
         new: list[WaitingCall] = []
         aged_after_s = self.settings.aged_share * self.settings.max_wait_s
-        for call in self._waiting.held.values():
-            if call.session[0] in tenants:
-                is_begun = self._seats.touch(call.session).num_ended > 0
-                is_aged = now_s - call.arrival_s >= aged_after_s
-                (aged if is_aged else begun if is_begun else new).append(call)
+        owed = (call for call in self._waiting.held.values() if call.session[0] in tenants)
+        for call in islice(owed, _MOST_CANDIDATES):
+            is_begun = self._seats.touch(call.session).num_ended > 0
+            is_aged = now_s - call.arrival_s >= aged_after_s
+            (aged if is_aged else begun if is_begun else new).append(call)
         self._seat_aged(aged, tally, rooms, now_s)
         return self._seat_best(begun, tally, rooms, now_s) and self._seat_best(new, tally, rooms, now_s)
 

@@ -92,7 +92,7 @@ def test_mooncake_blocks_and_sessions_are_those_of_the_oracle(tmp_path: Path, se
 
 def test_mooncake_sessions_go_by_the_last_block(tmp_path: Path) -> None:
     rows = [
-        {"timestamp": i, "input_length": 1024, "output_length": 1, "hash_ids": ids}
+        {"timestamp": i, "input_length": 1000, "output_length": 1, "hash_ids": ids}
         for i, ids in enumerate([[5, 6], [7, 8], [5, 8], *([1000 + k, 2000 + k] for k in range(200))])
     ]
     calls = list(read_mooncake(write(tmp_path / "m.jsonl", rows)).calls())

@@ -1,20 +1,20 @@
 """The keepwarm family against slow references: its shadow is leaf-LRU, its account is right, its bound holds."""
 
 import random
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from prefix_traces import runs_of
 
 from keepwarm.core.blocks import Tier
 from keepwarm.core.ids import DEFAULT_TENANT, SessionId, SessionKey
 from keepwarm.core.turns import Stop, TurnEnd
 from keepwarm.sim.pool import RunPool
+from keepwarm.store.eviction.families import family_of
 from keepwarm.store.eviction.guard import Guard, num_shared
 from keepwarm.store.eviction.keepwarm import KeepwarmFamily
-from keepwarm.store.eviction.ordered import LeafLru
 from keepwarm.store.eviction.policy import BlockFacts
 from keepwarm.store.eviction.return_index import ReturnIndex
 from keepwarm.store.returns.forecast import Forecast, Worth
@@ -46,17 +46,7 @@ class World:
         chain = [*chain, *range(self.next_block, self.next_block + fresh)]
         self.next_block += fresh + draw.randrange(2)
         self.chains[owner] = chain
-        return as_runs(chain)
-
-
-def as_runs(blocks: Sequence[int]) -> Prompt:
-    runs: list[range] = []
-    for block in blocks:
-        if runs and runs[-1].stop == block:
-            runs[-1] = range(runs[-1].start, block + 1)
-        else:
-            runs.append(range(block, block + 1))
-    return tuple(runs)
+        return runs_of(chain)
 
 
 def traces(seed: int, num_calls: int, num_sessions: int) -> Trace:
@@ -66,21 +56,6 @@ def traces(seed: int, num_calls: int, num_sessions: int) -> Trace:
         owner = world.random.randrange(num_sessions)
         trace.append((now_s, session(owner), world.prompt(owner)))
     return trace
-
-
-class Silent:
-    """A family that wants to know nothing."""
-
-    name = "silent"
-
-    def new_policy(self, tier: Tier, num_blocks: int) -> Any: ...
-    def on_prompt(self, prompt: Any, session: Any, now_s: float) -> None: ...
-    def on_released(self, chain: Any, session: Any, now_s: float) -> None: ...
-    def on_retracted(self, run: Any, now_s: float) -> None: ...
-    def on_left_memory(self, run: Any, now_s: float) -> None: ...
-    def on_turn_started(self, session: Any, now_s: float) -> None: ...
-    def on_turn_ended(self, turn: Any, now_s: float) -> None: ...
-    def on_session_closed(self, session: Any, now_s: float) -> None: ...
 
 
 def step(pool: RunPool, family: Any, now_s: float, owner: SessionKey, prompt: Prompt, turn: TurnEnd) -> int:
@@ -137,7 +112,8 @@ def test_the_guard_keeps_a_true_account_and_the_bound(
         forecast=Adversary(trace), allowance=0.05, block_cost=cost if is_weighted else None
     )
     ours = RunPool(num_blocks, family.new_policy(Tier.DEVICE, num_blocks), family)
-    lru = RunPool(num_blocks, LeafLru(), Silent())
+    silent = family_of("leaf-lru")
+    lru = RunPool(num_blocks, silent.new_policy(Tier.DEVICE, num_blocks), silent)
     guard = family.guard
     missed_ours = missed_lru = 0.0
     for now_s, owner, prompt in trace:
@@ -147,7 +123,7 @@ def test_the_guard_keeps_a_true_account_and_the_bound(
         missed_lru += sum(map(cost, range(hit_lru, len(blocks))))
         turn = TurnEnd(session=owner, stop=Stop.TOOL)
         step(ours, family, now_s, owner, prompt, turn)
-        step(lru, Silent(), now_s, owner, prompt, turn)
+        step(lru, silent, now_s, owner, prompt, turn)
         assert shadow_of(guard) == residents(lru)
         assert guard.shadow_misses == pytest.approx(missed_lru)
         assert guard.excess == pytest.approx(missed_ours - missed_lru, abs=1e-6)

@@ -18,6 +18,7 @@ from keepwarm.sim.traces.arrivals import Arrivals
 from keepwarm.sim.traces.call import Workload
 from keepwarm.sim.traces.chains import Chain, Turn, chain_unpacker, packed_chains
 from keepwarm.sim.traces.clockless import Packed, laid_out
+from keepwarm.sim.traces.limits import Seconds, Tokens
 from keepwarm.sim.traces.lines import decoded, numbered_lines
 
 DEFAULT_BLOCK_SIZE = 64
@@ -29,12 +30,12 @@ _SUBAGENT_TOOLS = ("Task", "Agent")
 class _Row(msgspec.Struct):
     k: str
     chain: str = "main"
-    t_start: float = 0.0
-    t_end: float | None = None
-    in_total: int | None = None
-    cache_read: int | None = None
-    out_reported: int | None = None
-    out_chars: int | None = None
+    t_start: Seconds = 0.0
+    t_end: Seconds | None = None
+    in_total: Tokens | None = None
+    cache_read: Tokens | None = None
+    out_reported: Tokens | None = None
+    out_chars: Tokens | None = None
     tools: int = 0
     name: str = ""
     bash: str = ""

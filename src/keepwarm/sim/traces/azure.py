@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from keepwarm.sim.traces.call import Call, Workload
+from keepwarm.sim.traces.limits import tokens
 from keepwarm.sim.traces.lines import csv_rows, malformed
 from keepwarm.sim.traces.merge import session_of
 from keepwarm.sim.traces.runs import Numbers
@@ -70,7 +71,7 @@ def _rows(path: Path) -> Iterator[_Row]:
             # Seven digits of a second are written, datetime knows six.
             at = datetime.fromisoformat(time[:26])
             first = first or at
-            parsed = _Row((at - first).total_seconds(), int(prompt), int(output))
+            parsed = _Row((at - first).total_seconds(), tokens(prompt), tokens(output))
         except (ValueError, IndexError, TypeError) as error:
             raise malformed(path, number, f"{row} is no request ({error})", "mend the row") from None
         if parsed.at_s < previous_s:

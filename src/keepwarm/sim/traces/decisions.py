@@ -31,6 +31,7 @@ import msgspec
 from keepwarm.core.errors import ConfigurationError
 from keepwarm.core.turns import Stop
 from keepwarm.sim.traces.call import Call, Runs, Session, Workload
+from keepwarm.sim.traces.limits import Seconds, Tokens
 from keepwarm.sim.traces.lines import decoded, malformed, numbered_lines
 from keepwarm.sim.traces.merge import end_s_of, grouped, is_waited_for
 from keepwarm.sim.traces.runs import Numbers, grown
@@ -40,8 +41,8 @@ DEFAULT_TENANT = "default"
 
 
 class _Arrival(msgspec.Struct):
-    num_prompt_tokens: int
-    num_shared_tokens: int = 0
+    num_prompt_tokens: Tokens
+    num_shared_tokens: Tokens = 0
     shared_with: str = ""
     parent: str = ""
     workflow: str = ""
@@ -50,13 +51,13 @@ class _Arrival(msgspec.Struct):
 
 
 class _End(msgspec.Struct):
-    num_output_tokens: int = 0
+    num_output_tokens: Tokens = 0
     stop: Stop = Stop.UNKNOWN
     tools: str = ""
 
 
 class _Line(msgspec.Struct):
-    t_s: float
+    t_s: Seconds
     kind: str
     subject: str = ""
     choice: Any = None

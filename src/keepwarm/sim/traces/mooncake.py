@@ -14,7 +14,9 @@ from pathlib import Path
 
 import msgspec
 
-from keepwarm.sim.traces.call import Call, Session, Workload
+from keepwarm.sim.traces.call import Call, Runs, Session, Workload
+from keepwarm.sim.traces.law import PrefixLaw
+from keepwarm.sim.traces.limits import Milliseconds, Tokens
 from keepwarm.sim.traces.lines import decoded, malformed, numbered_lines
 from keepwarm.sim.traces.merge import grouped
 from keepwarm.sim.traces.runs import runs_of
@@ -27,9 +29,9 @@ _NUM_FIRST_BLOCKS = 24
 
 
 class _Row(msgspec.Struct, gc=False):
-    timestamp: float
-    input_length: int
-    output_length: int
+    timestamp: Milliseconds
+    input_length: Tokens
+    output_length: Tokens
     hash_ids: list[int]
 
 
@@ -37,7 +39,8 @@ _DECODER = msgspec.json.Decoder(_Row)
 
 
 def read_mooncake(path: Path, *, name: str = "mooncake") -> Workload:
-    """Requests as recorded. Raises ConfigurationError for a line that is none, or that goes back in time."""
+    """Requests as recorded. Raises ConfigurationError for a line that is none, that goes back in time, or whose
+    block numbers name no prefix."""
     return _Trace(path, name).workload()
 
 
@@ -65,6 +68,9 @@ class _Trace:
         )
 
     def _rows(self) -> Iterator[_Row]:
+        return (row for _, row in self._numbered_rows())
+
+    def _numbered_rows(self) -> Iterator[tuple[int, _Row]]:
         previous_ms = float("-inf")
         for number, line in numbered_lines(self._path):
             row = decoded(_DECODER, line, self._path, number, "mooncake")
@@ -79,7 +85,7 @@ class _Trace:
             if self._renumbers:
                 numbers = self._numbers
                 row.hash_ids = [numbers.setdefault(each, len(numbers)) for each in row.hash_ids]
-            yield row
+            yield number, row
 
     def _count(self) -> "tuple[array[int], int]":
         """How many prompts begin with each block, and the number of rows."""
@@ -102,7 +108,9 @@ class _Trace:
 
     def _infer(self, uses: "array[int]", max_uses: float) -> None:
         owner = array("l", [-1]) * len(uses)
-        for row in self._rows():
+        law = PrefixLaw(self._path)
+        for line, row in self._numbered_rows():
+            law.add(_runs(row), line)
             session = next(
                 (owner[x] for x in reversed(row.hash_ids) if owner[x] >= 0 and uses[x] < max_uses), -1
             )
@@ -113,6 +121,7 @@ class _Trace:
                 owner[number] = session
             self._session_of.append(session)
             self._num_calls[session] += 1
+        law.finish()
 
     def _calls(self) -> Iterator[Call]:
         left = self._num_calls[:]
@@ -124,7 +133,7 @@ class _Trace:
             yield Call(
                 session=f"s{session}",
                 at_s=at_s,
-                runs=runs_of(row.hash_ids[: row.input_length // BLOCK_SIZE]),
+                runs=_runs(row),
                 num_prompt_tokens=row.input_length,
                 num_output_tokens=row.output_length,
                 gap_s=0.0 if is_first else at_s - previous_s[session],
@@ -134,3 +143,8 @@ class _Trace:
 
     def _sessions(self) -> Iterator[Session]:
         return grouped(self._calls())
+
+
+def _runs(row: _Row) -> Runs:
+    """Whole blocks only: the record also numbers the block that the prompt fills in part."""
+    return runs_of(row.hash_ids[: row.input_length // BLOCK_SIZE])

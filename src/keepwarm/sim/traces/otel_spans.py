@@ -13,6 +13,7 @@ import msgspec
 from keepwarm.core.errors import ConfigurationError
 from keepwarm.sim.traces.call import Runs
 from keepwarm.sim.traces.content import ChainKey, Message, PromptBook, content_of, num_tokens_of, texts_of
+from keepwarm.sim.traces.limits import tokens
 from keepwarm.sim.traces.lines import decoded, whole_file
 
 INPUT = "gen_ai.input.messages"
@@ -98,8 +99,10 @@ def _parts(message: Message, key: str) -> list[Any]:
 def _messages(span: Span, attribute: str) -> list[Message]:
     value = span.attributes.get(attribute, [])
     try:
-        return msgspec.json.decode(value, type=list[Message]) if isinstance(value, str) else list(value)
-    except (msgspec.DecodeError, TypeError) as error:
+        if isinstance(value, str):
+            return msgspec.json.decode(value, type=list[Message])
+        return msgspec.convert(value, list[Message])
+    except msgspec.DecodeError as error:
         raise ConfigurationError(
             f"span {span.span_id}: {attribute} is no list of messages ({error}). Mend or remove the span."
         ) from error
@@ -108,7 +111,12 @@ def _messages(span: Span, attribute: str) -> list[Message]:
 def tools_called(span: Span) -> tuple[str, ...]:
     names: list[str] = []
     for message in _messages(span, _OUTPUT):
-        names += [call["function"]["name"] for call in message.get("tool_calls") or ()]
+        try:
+            names += [str(call["function"]["name"]) for call in message.get("tool_calls") or ()]
+        except (LookupError, TypeError) as error:
+            raise ConfigurationError(
+                f"span {span.span_id}: a tool call has no function with a name. Mend or remove the span."
+            ) from error
         for part in (*_parts(message, "parts"), *_parts(message, "content")):
             if isinstance(part, dict) and part.get("type") in ("tool_call", "tool_use"):
                 names.append(str(part.get("name", "")))
@@ -118,7 +126,10 @@ def tools_called(span: Span) -> tuple[str, ...]:
 def num_output_tokens(span: Span) -> int:
     for key in ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens"):
         if key in span.attributes:
-            return int(span.attributes[key])
+            try:
+                return tokens(span.attributes[key])
+            except ValueError as error:
+                raise ConfigurationError(f"span {span.span_id}: {key}: {error}. Mend the span.") from error
     return sum(map(num_tokens_of, _answer(span)))
 
 

@@ -26,6 +26,7 @@ from keepwarm.sim.traces.arrivals import (
 from keepwarm.sim.traces.call import Workload
 from keepwarm.sim.traces.formats import Format, data_files, format_of, parse_format
 from keepwarm.sim.traces.generate import generate
+from keepwarm.sim.traces.limits import MAX_SESSIONS
 from keepwarm.sim.traces.loads import AgentLoad, agentx_like, saga_like
 from keepwarm.sim.traces.readers import Source, gz_or_plain, read
 
@@ -93,6 +94,8 @@ def open_workload(
     starts = None if arrivals is None else _arrivals(arrivals, traces_dir)
     if limit is not None and limit < 1:
         raise ConfigurationError(f"a limit of {limit} sessions leaves nothing: give 1 or more")
+    if limit is not None and limit > MAX_SESSIONS:
+        raise ConfigurationError(f"a limit of {limit} sessions is too high: give at most {MAX_SESSIONS}")
     if format is None and (trace in _LOADS or trace in _LOOPS):
         return relaid(_generated(trace, seed, block_size, limit), starts or RECORDED, seed)
     preset = _PRESETS.get(trace) if format is None else None

@@ -11,7 +11,9 @@ import msgspec
 
 from keepwarm.core.errors import ConfigurationError
 from keepwarm.core.turns import Stop
-from keepwarm.sim.traces.call import Call, Session, Workload
+from keepwarm.sim.traces.call import Call, Runs, Session, Workload
+from keepwarm.sim.traces.law import PrefixLaw
+from keepwarm.sim.traces.limits import BlockNumber, BlockSize, Milliseconds, Tokens
 from keepwarm.sim.traces.lines import decoded, malformed, numbered_lines
 from keepwarm.sim.traces.merge import end_s_of, held_workload, is_waited_for
 from keepwarm.sim.traces.runs import runs_of
@@ -21,14 +23,14 @@ class _Event(msgspec.Struct):
     event: str
     session: str
     parent: str | None = None
-    input_tokens: int = 0
-    output_tokens: int = 0
-    received_ms: float | None = None
-    total_ms: float = 0.0
-    block_size: int = 16
-    hash_ids: list[int] = []
+    input_tokens: Tokens = 0
+    output_tokens: Tokens = 0
+    received_ms: Milliseconds | None = None
+    total_ms: Milliseconds = 0.0
+    block_size: BlockSize = 16
+    hash_ids: list[BlockNumber] = []
     tool: str = ""
-    started_at_ms: float = 0.0
+    started_at_ms: Milliseconds = 0.0
 
 
 _DECODER = msgspec.json.Decoder(_Event)
@@ -43,6 +45,7 @@ def read_served_agent(path: Path, *, name: str = "served-agent") -> Workload:
     tools: _Events = {}
     parents: dict[str, str | None] = {}
     block_size: int | None = None
+    law = PrefixLaw(path)
     for number, line in numbered_lines(path):
         event = decoded(_DECODER, line, path, number, "served-agent")
         if event.event == "tool_start":
@@ -56,8 +59,10 @@ def read_served_agent(path: Path, *, name: str = "served-agent") -> Workload:
                 path, number, f"block_size is {event.block_size}, not {block_size}", "split the file"
             )
         block_size = event.block_size
+        law.add(_runs(event), number)
         requests.setdefault(event.session, []).append((event.received_ms / 1000, event))
         parents[event.session] = event.parent
+    law.finish()
     if block_size is None:
         raise ConfigurationError(f"{path} holds no request_end event; is it a served-agent record?")
     calls = {
@@ -65,7 +70,6 @@ def read_served_agent(path: Path, *, name: str = "served-agent") -> Workload:
             session,
             sorted(own, key=lambda each: each[0]),
             tools.get(session, []),
-            block_size,
             is_subagent=parents[session] in requests,
         )
         for session, own in requests.items()
@@ -82,7 +86,6 @@ def _calls(
     session: str,
     requests: list[tuple[float, _Event]],
     tools: list[tuple[float, _Event]],
-    block_size: int,
     *,
     is_subagent: bool,
 ) -> tuple[Call, ...]:
@@ -95,8 +98,7 @@ def _calls(
             Call(
                 session=session,
                 at_s=at_s,
-                # The record also numbers the block that the prompt fills in part.
-                runs=runs_of(event.hash_ids[: event.input_tokens // block_size]),
+                runs=_runs(event),
                 num_prompt_tokens=event.input_tokens,
                 num_output_tokens=event.output_tokens,
                 gap_s=max(0.0, at_s - free_s),
@@ -110,6 +112,11 @@ def _calls(
         )
         free_s = at_s + event.total_ms / 1000
     return tuple(calls)
+
+
+def _runs(event: _Event) -> Runs:
+    """Whole blocks only: the record also numbers the block that the prompt fills in part."""
+    return runs_of(event.hash_ids[: event.input_tokens // event.block_size])
 
 
 def _session(session: str, parents: dict[str, str | None], calls: dict[str, tuple[Call, ...]]) -> Session:

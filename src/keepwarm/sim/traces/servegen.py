@@ -21,12 +21,15 @@ import msgspec
 
 from keepwarm.core.errors import ConfigurationError
 from keepwarm.sim.traces.call import Call, Workload
+from keepwarm.sim.traces.limits import seconds, tokens
 from keepwarm.sim.traces.lines import csv_rows, decoded, malformed, numbered_lines
 from keepwarm.sim.traces.merge import session_of
 from keepwarm.sim.traces.runs import Numbers
 
 DEFAULT_BLOCK_SIZE = 64
 WINDOW_S = 600.0
+_MAX_RATE_PER_S = 1e5
+"""Of one client; the places of a whole window are held."""
 
 RATES_NAME = "client_rates.csv"
 LENGTHS_NAME = "client_lengths.jsonl"
@@ -135,14 +138,21 @@ def _windows(path: Path) -> dict[int, list[_Window]]:
         fields = dict(zip(header, row, strict=False))
         try:
             window = _Window(
-                float(fields["t_s"]), float(fields["rate_per_s"]), fields["family"], float(fields["arg1"])
+                seconds(fields["t_s"]), float(fields["rate_per_s"]), fields["family"], float(fields["arg1"])
             )
             client = int(fields["client"])
         except (KeyError, ValueError) as error:
             raise malformed(path, number, f"no client window ({error!r})", "mend the row") from None
-        if window.family not in ("Gamma", "Weibull") or window.shape <= 0 or window.rate_per_s < 0:
+        if window.family not in ("Gamma", "Weibull") or not (
+            window.shape > 0 and 0 <= window.rate_per_s <= _MAX_RATE_PER_S
+        ):
             what = f"family {window.family} with shape {window.shape} at {window.rate_per_s} requests/s"
-            raise malformed(path, number, what, "use Gamma or Weibull with a positive shape")
+            raise malformed(
+                path,
+                number,
+                what,
+                f"use Gamma or Weibull with a positive shape, at 0 to {_MAX_RATE_PER_S:g} requests/s",
+            )
         windows.setdefault(client, []).append(window)
     for own in windows.values():
         own.sort(key=lambda window: window.start_s)
@@ -155,7 +165,7 @@ def _histograms(path: Path) -> dict[int, dict[float, _Pair]]:
         record = decoded(_DECODER, line, path, number, "servegen")
         try:
             clients[record.client] = {
-                float(start): (_histogram(each["input_tokens"]), _histogram(each["output_tokens"]))
+                seconds(start): (_histogram(each["input_tokens"]), _histogram(each["output_tokens"]))
                 for start, each in record.windows.items()
             }
         except (KeyError, ValueError) as error:
@@ -169,7 +179,7 @@ def _histogram(text: str) -> _Histogram:
     """`{45: 0.01, 46: 0.02}`."""
     pairs = [pair.split(":") for pair in text.strip("{} ").split(",") if pair.strip()]
     histogram = _Histogram(
-        tuple(int(float(value)) for value, _ in pairs),
+        tuple(tokens(float(value)) for value, _ in pairs),
         tuple(accumulate(float(share) for _, share in pairs)),
     )
     if not histogram.cumulated or histogram.cumulated[-1] <= 0:

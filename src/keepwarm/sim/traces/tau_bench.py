@@ -92,18 +92,43 @@ def _packed(path: Path, times: TauTimes, seed: int, block_size: int, numbers: Nu
         task = decoded(_DECODER, line, path, number, "tau-bench")
         if any(not isinstance(message.get("role"), str) for message in task.traj):
             raise malformed(path, number, "a message of traj has no role", "mend the line")
-        shared = range(0)
-        if task.traj and task.traj[0]["role"] == "system":
-            system = task.traj[0]
-            text = msgspec.json.encode(system, order="sorted").decode()
-            if text not in prompts:
-                prompts[text] = numbers.take(num_tokens_of(system) // block_size)
-            shared = prompts[text]
-        name = f"{task.task_id}:{task.trial}"
-        turns = _turns(task.traj, len(shared) * block_size, times, random.Random(f"{seed} {name}"))
-        if turns:
-            chain = Chain(turns, shared=(shared.start, len(shared)))
-            yield packed_chains(name, [chain], block_size)
+        try:
+            packed = _packed_task(task, prompts, times, seed, block_size, numbers)
+        except (
+            LookupError,
+            TypeError,
+            ValueError,
+            OverflowError,
+            AttributeError,
+            msgspec.MsgspecError,
+        ) as error:
+            what = f"a message of traj is not in the form of OpenAI ({error!r})"
+            raise malformed(path, number, what, "mend the line") from error
+        if packed is not None:
+            yield packed
+
+
+def _packed_task(
+    task: _Task,
+    prompts: dict[str, range],
+    times: TauTimes,
+    seed: int,
+    block_size: int,
+    numbers: Numbers,
+) -> Packed | None:
+    shared = range(0)
+    if task.traj and task.traj[0]["role"] == "system":
+        system = task.traj[0]
+        text = msgspec.json.encode(system, order="sorted").decode()
+        if text not in prompts:
+            prompts[text] = numbers.take(num_tokens_of(system) // block_size)
+        shared = prompts[text]
+    name = f"{task.task_id}:{task.trial}"
+    turns = _turns(task.traj, len(shared) * block_size, times, random.Random(f"{seed} {name}"))
+    if not turns:
+        return None
+    chain = Chain(turns, shared=(shared.start, len(shared)))
+    return packed_chains(name, [chain], block_size)
 
 
 def _turns(
@@ -115,7 +140,9 @@ def _turns(
     for message in messages:
         num_new = num_tokens_of(message)
         if message["role"] == "assistant":
-            tools = tuple(call["function"]["name"] for call in message.get("tool_calls") or ())
+            tools = tuple(
+                msgspec.convert(call["function"]["name"], str) for call in message.get("tool_calls") or ()
+            )
             if turns:
                 now_s = turns[-1].end_s + times.gap_s(is_after_tool, draws)
             turns.append(

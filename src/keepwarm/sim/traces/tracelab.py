@@ -22,6 +22,7 @@ from keepwarm.sim.traces.arrivals import Arrivals
 from keepwarm.sim.traces.call import Workload
 from keepwarm.sim.traces.chains import Chain, Turn, chain_unpacker, packed_chains
 from keepwarm.sim.traces.clockless import Packed, laid_out
+from keepwarm.sim.traces.limits import Tokens
 from keepwarm.sim.traces.lines import decoded, malformed, numbered_lines
 from keepwarm.sim.traces.runs import Numbers
 
@@ -42,9 +43,9 @@ class _Tool(msgspec.Struct):
 class _Round(msgspec.Struct):
     session_id: str
     round_index: int
-    prefix_tokens: int
-    newly_append_tokens: int
-    output_tokens: int
+    prefix_tokens: Tokens
+    newly_append_tokens: Tokens
+    output_tokens: Tokens
     timing_events: list[_Event]
     provider: str = ""
     model: str = ""
@@ -106,7 +107,11 @@ def _gathered(path: Path) -> dict[str, _Gathered]:
         session = sessions.get(row.session_id)
         if session is None:
             session = sessions[row.session_id] = _Gathered(f"{row.provider} {row.model}")
-        session.turns.append((row.round_index, msgspec.msgpack.encode(_turn(row))))
+        try:
+            turn = _turn(row)
+        except (ValueError, OverflowError, OSError) as error:
+            raise malformed(path, number, f"a timestamp is no instant ({error})", "mend the line") from None
+        session.turns.append((row.round_index, msgspec.msgpack.encode(turn)))
     for session in sessions.values():
         session.turns.sort(key=itemgetter(0))
         session.num_first_kept = _TO_TURN.decode(session.turns[0][1]).num_kept_tokens

@@ -19,6 +19,8 @@ from keepwarm.core.turns import Stop
 from keepwarm.sim.traces.arrivals import Arrivals
 from keepwarm.sim.traces.call import Call, Runs, Session, Workload
 from keepwarm.sim.traces.clockless import Packed, Place, laid_out, pack
+from keepwarm.sim.traces.law import PrefixLaw
+from keepwarm.sim.traces.limits import BlockNumber, Seconds, Tokens
 from keepwarm.sim.traces.lines import decoded, malformed, numbered_lines
 from keepwarm.sim.traces.merge import Bundle, end_s_of, is_waited_for
 from keepwarm.sim.traces.runs import first_blocks, runs_of
@@ -29,16 +31,16 @@ _STOPS = {"tool_use": Stop.TOOL, "end_turn": Stop.END}
 
 
 class _Request(msgspec.Struct, gc=False):
-    t: float
+    t: Seconds
     """Seconds from the start of the session, or of the sub-agent's marker."""
     type: str
-    num_in: int = msgspec.field(name="in", default=0)
-    num_out: int = msgspec.field(name="out", default=0)
-    hash_runs: list[tuple[int, int]] = []
-    hash_ids: list[int] = []
+    num_in: Tokens = msgspec.field(name="in", default=0)
+    num_out: Tokens = msgspec.field(name="out", default=0)
+    hash_runs: list[tuple[BlockNumber, Tokens]] = []
+    hash_ids: list[BlockNumber] = []
     input_types: list[str] = []
     stop: str | None = None
-    api_time: float | None = None
+    api_time: Seconds | None = None
     requests: "list[_Request]" = []
     """Of a sub-agent."""
 
@@ -109,9 +111,13 @@ def _packed(paths: Iterable[Path]) -> Iterator[Packed]:
                     path, number, f"block_size is {record.block_size}", f"use blocks of {BLOCK_SIZE} tokens"
                 )
             top, firsts_s = 0, []
+            law = PrefixLaw(path)
             for step in _walk(record.requests):
-                top = max(top, step.request.stop_block())
-                firsts_s.append(step.offset_s + step.request.t)
+                request = step.request
+                top = max(top, request.stop_block())
+                law.add(request.runs(0, request.num_in // BLOCK_SIZE), number)
+                firsts_s.append(step.offset_s + request.t)
+            law.finish()
             yield pack(record.id, line, top + 1, min(firsts_s, default=0.0))
 
 

@@ -13,8 +13,9 @@ from keepwarm.core.ids import DEFAULT_TENANT, SessionId, SessionKey
 from keepwarm.core.turns import Stop, TurnEnd
 from keepwarm.sim.pool import RunPool
 from keepwarm.store.eviction.families import family_of
-from keepwarm.store.eviction.guard import Guard, num_shared
+from keepwarm.store.eviction.guard import Guard
 from keepwarm.store.eviction.keepwarm import KeepwarmFamily
+from keepwarm.store.eviction.mirror import num_shared
 from keepwarm.store.eviction.policy import BlockFacts
 from keepwarm.store.eviction.return_index import ReturnIndex
 from keepwarm.store.returns.forecast import Forecast, Worth

@@ -16,79 +16,15 @@ whatever the forecast says.
 import heapq
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from keepwarm.core.ids import SessionKey
-
-Run = Sequence[Any]
+from keepwarm.store.eviction.mirror import LastPrompt, MirrorNode, Run, is_offered, joined, num_shared
 
 _YIELDS = float("-inf")
 """Last use of blocks that go before all others."""
 _MAX_SESSIONS = 20_000
 """Sessions whose last prompt is remembered, to see what the next one leaves behind."""
-
-
-@dataclass(slots=True, eq=False)
-class _Node:
-    """A run of blocks of which the first `num_real` are in memory and the first `num_shadow` in the shadow."""
-
-    run: Run
-    depth: int
-    parent: "_Node | None"
-    last_used_s: float
-    session: SessionKey | None
-    num_real: int = 0
-    num_shadow: int = 0
-    num_shadow_children: int = 0
-    children: "dict[Any, _Node]" = field(default_factory=dict)
-    """By first block."""
-
-
-@dataclass(frozen=True, slots=True)
-class _LastPrompt:
-    """Of a session."""
-
-    leaf: _Node
-    last_block: Any
-    num_blocks: int
-    at_s: float
-
-    def is_within(self, prompt: Sequence[Run]) -> bool:
-        """Whether `prompt` begins with all of it: a block stands for the prefix before it."""
-        num_before = 0
-        for run in prompt:
-            if self.num_blocks <= num_before + len(run):
-                return bool(run[self.num_blocks - num_before - 1] == self.last_block)
-            num_before += len(run)
-        return False
-
-
-def num_shared(left: Run, right: Run) -> int:
-    """Length of the common start of two runs, by bisection over slices: they compare faster than single
-    blocks."""
-    shorter = min(len(left), len(right))
-    if left[:shorter] == right[:shorter]:
-        return shorter
-    low, high = 0, shorter - 1
-    while low < high:
-        middle = (low + high + 1) // 2
-        if left[:middle] == right[:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
-
-
-def _is_offered(node: _Node, last_used_s: float) -> bool:
-    """Whether `node` ends a chain of the shadow, and was not used since it was offered to the next trim."""
-    return bool(node.num_shadow) and not node.num_shadow_children and node.last_used_s == last_used_s
-
-
-def _joined(upper: Run, lower: Run) -> Run | None:
-    if isinstance(upper, range) and isinstance(lower, range):
-        return range(upper.start, lower.stop) if upper.stop == lower.start else None
-    return (*upper, *lower)
 
 
 class Guard:
@@ -112,13 +48,13 @@ class Guard:
         self._most_block_cost = 1.0 if block_cost is None else block_cost(0)
         """Of a block of any prompt so far."""
         self._cost = block_cost
-        self._root = _Node((), 0, None, 0.0, None)
+        self._root = MirrorNode((), 0, None, 0.0, None)
         self._num_shadow = 0
-        self._by_tail: dict[Any, _Node] = {}
-        self._lru: list[tuple[float, int, int, _Node]] = []
+        self._by_tail: dict[Any, MirrorNode] = {}
+        self._lru: list[tuple[float, int, int, MirrorNode]] = []
         self._num_pushed = 0
         self._most_offers = 1024
-        self._last: OrderedDict[SessionKey, _LastPrompt] = OrderedDict()
+        self._last: OrderedDict[SessionKey, LastPrompt] = OrderedDict()
 
     def may_deviate(self) -> bool:
         at_stake = self._num_at_stake * self._most_block_cost
@@ -144,7 +80,7 @@ class Guard:
         if session is not None:
             self.num_superseded += previous is not None and not previous.is_within(prompt)
             self.num_revived += is_revived
-            self._remember(session, _LastPrompt(node, node.run[-1], node.depth + len(node.run), now_s))
+            self._remember(session, LastPrompt(node, node.run[-1], node.depth + len(node.run), now_s))
         self._join(node)
         self._trim_shadow()
 
@@ -161,10 +97,10 @@ class Guard:
         prompt: Sequence[Run],
         session: SessionKey | None,
         now_s: float,
-        previous: "_LastPrompt | None",
+        previous: "LastPrompt | None",
         *,
         is_miss: bool,
-    ) -> tuple[_Node, bool]:
+    ) -> tuple[MirrorNode, bool]:
         """Use all blocks of `prompt`. Its last node, and whether blocks came back that the session's previous
         prompt had left behind."""
         node, is_revived = self._root, False
@@ -186,7 +122,7 @@ class Guard:
                 node, rest = child, rest[count:]
         return node, is_revived
 
-    def _remember(self, session: SessionKey, prompt: "_LastPrompt") -> None:
+    def _remember(self, session: SessionKey, prompt: "LastPrompt") -> None:
         self._last[session] = prompt
         self._last.move_to_end(session)
         if len(self._last) > _MAX_SESSIONS:
@@ -203,7 +139,7 @@ class Guard:
                 self._offer(node)
             node = node.parent
 
-    def _weight(self, node: _Node, start: int, stop: int) -> float:
+    def _weight(self, node: MirrorNode, start: int, stop: int) -> float:
         if stop <= start:
             return 0.0
         if self._cost is None:
@@ -212,7 +148,7 @@ class Guard:
         ends = self._cost(node.depth + start) + self._cost(node.depth + stop - 1)
         return (stop - start) * ends / 2
 
-    def _use(self, node: _Node, session: SessionKey | None, now_s: float, *, is_miss: bool) -> None:
+    def _use(self, node: MirrorNode, session: SessionKey | None, now_s: float, *, is_miss: bool) -> None:
         length = len(node.run)
         if is_miss:
             missed_real = self._weight(node, node.num_real, length)
@@ -225,16 +161,16 @@ class Guard:
         self._set_real(node, length)
         self._set_shadow(node, length)
 
-    def _append(self, parent: _Node, run: Run, session: SessionKey | None, now_s: float) -> _Node:
+    def _append(self, parent: MirrorNode, run: Run, session: SessionKey | None, now_s: float) -> MirrorNode:
         """A node of which nothing is anywhere yet."""
-        node = _Node(run, parent.depth + len(parent.run), parent, now_s, session)
+        node = MirrorNode(run, parent.depth + len(parent.run), parent, now_s, session)
         parent.children[run[0]] = node
         return node
 
-    def _split(self, node: _Node, num_upper: int) -> _Node:
+    def _split(self, node: MirrorNode, num_upper: int) -> MirrorNode:
         """Make the first `num_upper` blocks of `node` a node of their own above it; returns that."""
         assert node.parent is not None
-        upper = _Node(node.run[:num_upper], node.depth, node.parent, node.last_used_s, node.session)
+        upper = MirrorNode(node.run[:num_upper], node.depth, node.parent, node.last_used_s, node.session)
         real, shadow = node.num_real, node.num_shadow
         self._set_real(node, 0)
         self._set_shadow(node, 0)
@@ -247,11 +183,11 @@ class Guard:
         self._set_shadow(node, max(shadow - num_upper, 0))
         return upper
 
-    def _join(self, node: _Node) -> None:
+    def _join(self, node: MirrorNode) -> None:
         """Make one node of those on the way to `node` that nothing distinguishes any more: all were just
         used."""
         while (upper := node.parent) is not None and upper is not self._root:
-            run = _joined(upper.run, node.run) if len(upper.children) == 1 else None
+            run = joined(upper.run, node.run) if len(upper.children) == 1 else None
             if run is None or upper.parent is None:
                 node = upper
                 continue
@@ -293,21 +229,21 @@ class Guard:
     def _trim_shadow(self) -> None:
         while self._num_shadow > self.num_blocks and self._lru:
             last_used_s, _, _, node = heapq.heappop(self._lru)
-            if not _is_offered(node, last_used_s):
+            if not is_offered(node, last_used_s):
                 continue
             stays = max(node.num_shadow - (self._num_shadow - self.num_blocks), 0)
             self.owed -= self._weight(node, max(stays, node.num_real), node.num_shadow)
             self._set_shadow(node, stays)
             self._remove_if_gone(node)
 
-    def _remove_if_gone(self, node: _Node) -> None:
+    def _remove_if_gone(self, node: MirrorNode) -> None:
         parent = node.parent
         if node.num_real or node.num_shadow or node.children or parent is None:
             return
         del parent.children[node.run[0]]
         self._remove_if_gone(parent)
 
-    def _set_real(self, node: _Node, length: int) -> None:
+    def _set_real(self, node: MirrorNode, length: int) -> None:
         if node.num_real == length:
             return
         if node.num_real:
@@ -316,7 +252,7 @@ class Guard:
         if length:
             self._by_tail[node.run[length - 1]] = node
 
-    def _set_shadow(self, node: _Node, length: int) -> None:
+    def _set_shadow(self, node: MirrorNode, length: int) -> None:
         self._num_shadow += length - node.num_shadow
         parent = node.parent
         if parent is not None and bool(length) != bool(node.num_shadow):
@@ -327,13 +263,13 @@ class Guard:
         if length and not node.num_shadow_children:
             self._offer(node)
 
-    def _offer(self, node: _Node) -> None:
+    def _offer(self, node: MirrorNode) -> None:
         """`node` ends a chain of the shadow: the next trim may take from it."""
         if node.num_shadow and node is not self._root:
             self._num_pushed += 1
             heapq.heappush(self._lru, (node.last_used_s, -node.depth, self._num_pushed, node))
             # While everything fits the shadow, nothing else drops the void.
             if len(self._lru) > self._most_offers:
-                self._lru = [entry for entry in self._lru if _is_offered(entry[3], entry[0])]
+                self._lru = [entry for entry in self._lru if is_offered(entry[3], entry[0])]
                 heapq.heapify(self._lru)
                 self._most_offers = 2 * len(self._lru) + 1024

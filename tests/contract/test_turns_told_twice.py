@@ -14,10 +14,9 @@ from keepwarm.compose.policies import EVICTION_NAMES, eviction_family
 from keepwarm.core.blocks import Tier
 from keepwarm.core.ids import SessionId, SessionKey, TenantId
 from keepwarm.core.turns import Stop, TurnEnd
-from keepwarm.sim.cluster.bundle import HearsQueueDelays
 from keepwarm.sim.pool import Evicted, RunPool
 from keepwarm.store.eviction.costs import PrefillCost
-from keepwarm.store.eviction.policy import EvictionFamily
+from keepwarm.store.eviction.policy import EvictionFamily, HearsQueueDelays
 from keepwarm.store.eviction.yielding import YieldingFamily
 
 COST = PrefillCost(block_size=16, token_s=0.5)

@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pytest
+from live_rig import start_live
 
-from keepwarm.compose.parts import EngineLimits, build_dispatch, build_engine_loop, counting_ids
+from keepwarm.compose.parts import EngineLimits
 from keepwarm.compose.policies import PolicyNames
 from keepwarm.compose.simulated import build_simulation
 from keepwarm.core.blocks import Tier
@@ -24,11 +25,8 @@ from keepwarm.observe.record import DecisionRecord
 from keepwarm.sim.loop import Arrival
 from keepwarm.store.tiers.counted import CountedBlockStore
 from keepwarm.testing import ManualClock, ScriptedExecutor, linear_step_time
-from keepwarm.workers.local import LocalWorker
-from keepwarm.workers.runners import ClockedStepRunner
 from keepwarm.workflow.draft import ClaimedIdentity, Draft
 from keepwarm.workflow.rooms import WorkerCapacity
-from keepwarm.workflow.service import Workflow
 
 INFO = ModelInfo(
     name="scripted",
@@ -130,35 +128,19 @@ def stop_of(agent: Agent, turn: int) -> tuple[Stop, tuple[str, ...]]:
 
 async def run_live(policies: PolicyNames) -> LiveRun:
     clock, record = ManualClock(), DecisionRecord()
-    workers = [
-        LocalWorker(
-            worker_id=worker_id,
-            info=INFO,
-            engine=build_engine_loop(
-                executor=ScriptedExecutor(INFO, step_time=STEP_TIME),
-                block_store=CountedBlockStore(block_bytes=BLOCK_BYTES, num_slots=SLOTS, bytes_per_s=5e6),
-                limits=LIMITS,
-                on_decision=record,
-                policies=policies,
-                checks_invariants=True,
-            ),
-            clock=clock,
-            runner=ClockedStepRunner(clock),
-        )
-        for worker_id in WORKERS
-    ]
-    for worker in workers:
-        worker.start()
-    dispatch = build_dispatch(
-        workers=workers,
-        on_decision=record,
-        new_request_id=counting_ids("r"),
-        new_session_id=counting_ids("s"),
+    workflow, workers = start_live(
+        clock,
+        record,
+        worker_ids=WORKERS,
+        info=INFO,
+        step_time=STEP_TIME,
+        new_block_store=lambda _: CountedBlockStore(
+            block_bytes=BLOCK_BYTES, num_slots=SLOTS, bytes_per_s=5e6
+        ),
+        limits=LIMITS,
         policies=policies,
         capacities=CAPACITIES,
     )
-    workflow = Workflow(clock=clock, dispatch=dispatch, workers=workers)
-    workflow.start()
     run = LiveRun([], [], [])
 
     async def call(agent: Agent, turn: int, tokens: list[int]) -> None:

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from live_rig import start_live
 
-from keepwarm.compose.parts import EngineLimits, build_dispatch, build_engine_loop, counting_ids
+from keepwarm.compose.parts import EngineLimits
 from keepwarm.compose.simulated import build_simulation
 from keepwarm.core.blocks import BlockKey, Namespace, Tier, extend_chain
 from keepwarm.core.events import RequestFinished, TokensGenerated
@@ -30,10 +31,7 @@ from keepwarm.store.tiers.base import TierFacts
 from keepwarm.store.tiers.counted import CountedBlockStore
 from keepwarm.testing import ManualClock, ScriptedExecutor, linear_step_time
 from keepwarm.workers.engine_loop import EngineLoop
-from keepwarm.workers.local import LocalWorker
-from keepwarm.workers.runners import ClockedStepRunner
 from keepwarm.workflow.draft import ClaimedIdentity, Draft
-from keepwarm.workflow.service import Workflow
 
 INFO = ModelInfo(
     name="scripted",
@@ -122,39 +120,22 @@ def draft(agent: Agent, tokens: Sequence[int]) -> Draft:
 async def run_live(workload: Sequence[Agent]) -> LiveRun:
     clock, record = ManualClock(), DecisionRecord()
     held = contents()
-    workers = [
-        LocalWorker(
-            worker_id=worker_id,
-            info=INFO,
-            engine=build_engine_loop(
-                executor=ScriptedExecutor(INFO, step_time=STEP_TIME),
-                block_store=CountedBlockStore(
-                    block_bytes=BLOCK_BYTES,
-                    num_slots=SLOTS,
-                    bytes_per_s=BYTES_PER_S,
-                    slow_tiers=SLOW_TIERS,
-                    slow_bytes_per_s=SLOW_BYTES_PER_S,
-                    contents=held[worker_id],
-                ),
-                limits=LIMITS,
-                on_decision=record,
-                checks_invariants=True,
-            ),
-            clock=clock,
-            runner=ClockedStepRunner(clock),
-        )
-        for worker_id in WORKERS
-    ]
-    for worker in workers:
-        worker.start()
-    dispatch = build_dispatch(
-        workers=workers,
-        on_decision=record,
-        new_request_id=counting_ids("r"),
-        new_session_id=counting_ids("s"),
+    workflow, workers = start_live(
+        clock,
+        record,
+        worker_ids=WORKERS,
+        info=INFO,
+        step_time=STEP_TIME,
+        new_block_store=lambda worker_id: CountedBlockStore(
+            block_bytes=BLOCK_BYTES,
+            num_slots=SLOTS,
+            bytes_per_s=BYTES_PER_S,
+            slow_tiers=SLOW_TIERS,
+            slow_bytes_per_s=SLOW_BYTES_PER_S,
+            contents=held[worker_id],
+        ),
+        limits=LIMITS,
     )
-    workflow = Workflow(clock=clock, dispatch=dispatch, workers=workers)
-    workflow.start()
     run = LiveRun([], [], [], [])
 
     async def act(agent: Agent) -> None:

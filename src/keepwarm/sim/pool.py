@@ -61,7 +61,6 @@ class RunPool:
     ) -> None:
         self.num_blocks = num_blocks
         self.num_used = 0
-        self.num_evicted = 0
         self._policy = policy
         self._family = family
         self._merges = merges
@@ -76,10 +75,6 @@ class RunPool:
     def num_pinned(self) -> int:
         """Blocks that cannot leave."""
         return self._num_pinned
-
-    @property
-    def num_runs(self) -> int:
-        return len(self._nodes)
 
     def num_hits(self, prompt: Sequence[range]) -> int:
         """Blocks of `prompt`, from its start, that are in the pool. Changes nothing."""
@@ -231,7 +226,6 @@ class RunPool:
         gone = node.run[num_kept:]
         self._family.on_left_memory(gone, now_s)
         self.num_used -= len(gone)
-        self.num_evicted += len(gone)
         if num_kept:
             node.run = node.run[:num_kept]
             self.settle(node, now_s)

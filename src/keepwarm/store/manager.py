@@ -19,8 +19,7 @@ from keepwarm.core.ids import RequestId, SessionKey, TenantId
 from keepwarm.core.request import RetentionReport, RetentionWish
 from keepwarm.core.turns import TurnListener
 from keepwarm.store.block import KEYED_TIERS, BackgroundTask, Lookup, Move, PrefixMatch, Presence, Probe
-from keepwarm.store.eviction.policy import EvictionFamily
-from keepwarm.store.eviction.yielding import YieldingFamily
+from keepwarm.store.eviction.policy import EvictionFamily, HearsPauses
 from keepwarm.store.fetching import Fetcher
 from keepwarm.store.invariants import check_store
 from keepwarm.store.lease import Lease
@@ -220,7 +219,7 @@ class BlockManager:
     def set_paused(self, session: SessionKey, is_paused: bool, now_s: float) -> None:
         """Let blocks of `session` go first, or no longer; no family has to know pauses."""
         self.begin(now_s)
-        if isinstance(self._family, YieldingFamily):
+        if isinstance(self._family, HearsPauses):
             self._family.set_paused(session, is_paused, now_s)
 
     # ------------------------------------------------------------------ leases

@@ -6,6 +6,9 @@ remote (`store.saving` and `store.fetching` do). Called by those two, `store.tra
 A block leaves the device only when nobody pins it and no child of it is there. It leaves any other tier only
 when no child would then be on a faster level than itself. So what is findable is always a set of prefixes,
 on each level of tiers.
+
+Long, and one file all the same: losing a copy, settling what depended on it, and telling policies and the family are
+one change to one state, and no half of it is consistent without the other.
 """
 
 import itertools

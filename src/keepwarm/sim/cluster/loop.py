@@ -15,7 +15,6 @@ from keepwarm.core.decision import Decision
 from keepwarm.core.ids import RequestId, SessionKey, WorkerId
 from keepwarm.routing.homes import SessionHomes
 from keepwarm.routing.policy import RouteQuestion, RoutingPolicy
-from keepwarm.sim.cluster.bundle import HearsQueueDelays, Pausable
 from keepwarm.sim.cluster.calls import request_of, turn_of
 from keepwarm.sim.cluster.closed_loop import ClosedLoop
 from keepwarm.sim.cluster.facts import WorkerFacts
@@ -26,7 +25,7 @@ from keepwarm.sim.cluster.sessions import LiveSession, SessionFeed
 from keepwarm.sim.cluster.settings import WorkerSettings
 from keepwarm.sim.cluster.worker import SimWorker
 from keepwarm.sim.costs.step import StepCost, prefill_s
-from keepwarm.store.eviction.policy import EvictionFamily
+from keepwarm.store.eviction.policy import EvictionFamily, HearsPauses, HearsQueueDelays
 from keepwarm.workflow.admission.policy import Release, WaitingCall
 from keepwarm.workflow.gate import Gate
 
@@ -69,7 +68,7 @@ class Cluster:
         self._homes = SessionHomes()
         self._facts: dict[WorkerId, WorkerFacts] = {}
         self._families: dict[WorkerId, EvictionFamily] = {}
-        self._pausable: list[Pausable] = []
+        self._pausable: list[HearsPauses] = []
         self._delay_listeners: dict[WorkerId, HearsQueueDelays] = {}
         self._agenda: list[tuple[float, int, int, int, Callable[..., None], Any]] = []
         self._counter = itertools.count()
@@ -85,7 +84,7 @@ class Cluster:
             worker_id = facts.worker.worker_id
             self._facts[worker_id] = facts
             self._families[worker_id] = family
-            if isinstance(family, Pausable):
+            if isinstance(family, HearsPauses):
                 self._pausable.append(family)
             if isinstance(family, HearsQueueDelays):
                 self._delay_listeners[worker_id] = family

@@ -198,7 +198,6 @@ class WorkerPool(RunPool):
         node.is_below = True
         num_gone = len(node.run)
         self.num_used -= num_gone
-        self.num_evicted += num_gone
         self.num_demoted += num_gone
         self.num_host_used += num_gone
         evicted = Evicted(node.run, node.depth, node.session, node.last_used_s)

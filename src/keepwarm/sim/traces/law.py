@@ -13,7 +13,7 @@ from keepwarm.sim.traces.lines import malformed
 
 _FIRST = -1
 """Stands for the block before the first one; block numbers are not negative."""
-_TODO = "give blocks after different prefixes different numbers, or remove the line"
+_WAY_OUT = "give blocks after different prefixes different numbers, or remove the line"
 
 
 class PrefixLaw:
@@ -55,7 +55,7 @@ class PrefixLaw:
 
     def _broken(self, block: int, before: int, other: int, line: int) -> ConfigurationError:
         what = f"block {block} comes {_place(other)} here and {_place(before)} elsewhere"
-        return malformed(self._path, line, f"{what}: its number names no prefix", _TODO)
+        return malformed(self._path, line, f"{what}: its number names no prefix", _WAY_OUT)
 
 
 def _place(before: int) -> str:

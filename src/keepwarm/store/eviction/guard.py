@@ -97,7 +97,7 @@ class Guard:
         prompt: Sequence[Run],
         session: SessionKey | None,
         now_s: float,
-        previous: "LastPrompt | None",
+        previous: LastPrompt | None,
         *,
         is_miss: bool,
     ) -> tuple[MirrorNode, bool]:
@@ -122,7 +122,7 @@ class Guard:
                 node, rest = child, rest[count:]
         return node, is_revived
 
-    def _remember(self, session: SessionKey, prompt: "LastPrompt") -> None:
+    def _remember(self, session: SessionKey, prompt: LastPrompt) -> None:
         self._last[session] = prompt
         self._last.move_to_end(session)
         if len(self._last) > _MAX_SESSIONS:

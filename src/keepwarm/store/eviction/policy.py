@@ -7,7 +7,7 @@ keys, one block each) and `sim.pool` (keys are numbers of runs of blocks that we
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from keepwarm.core.blocks import Tier
 from keepwarm.core.ids import SessionKey
@@ -93,3 +93,17 @@ class EvictionFamily(TurnListener, Protocol):
         """The blocks of `run` (a tuple of keys, or a `range`), the end of what their sequence had there, left
         the last tier in memory."""
         ...
+
+
+@runtime_checkable
+class HearsPauses(Protocol):
+    """A family that lets blocks of paused sessions go first, or must know that they do."""
+
+    def set_paused(self, session: SessionKey, paused: bool, now_s: float) -> None: ...
+
+
+@runtime_checkable
+class HearsQueueDelays(Protocol):
+    """A family that learns what an eviction costs from the waiting of the calls that it hit."""
+
+    def on_queue_delay(self, delay_s: float) -> None: ...

@@ -4,31 +4,24 @@ Never pauses anybody: `workflow.admission` does, and its caller passes it on. Bu
 """
 
 from collections.abc import Sequence
-from typing import Any, Generic, Protocol, runtime_checkable
+from typing import Any, Generic
 
 from keepwarm.core.blocks import Tier
 from keepwarm.core.ids import SessionKey
 from keepwarm.core.turns import TurnEnd
 from keepwarm.store.eviction.grouped import SessionKeys
-from keepwarm.store.eviction.policy import BlockFacts, EvictionFamily, EvictionPolicy, K
+from keepwarm.store.eviction.policy import (
+    BlockFacts,
+    EvictionFamily,
+    EvictionPolicy,
+    HearsPauses,
+    HearsQueueDelays,
+    K,
+)
 from keepwarm.store.eviction.ranked import RankedKeys
 
 _YIELDING_TIERS = (Tier.DEVICE,)
 """A paused session waits on a lower tier: there its blocks are worth as much as anybody's."""
-
-
-@runtime_checkable
-class HearsPauses(Protocol):
-    """A family that keeps an account of what leaves memory, and must know what leaves by admission's wish."""
-
-    def set_paused(self, session: SessionKey, paused: bool, now_s: float) -> None: ...
-
-
-@runtime_checkable
-class HearsQueueDelays(Protocol):
-    """A family that learns what an eviction costs from the waiting of the calls that it hit."""
-
-    def on_queue_delay(self, delay_s: float) -> None: ...
 
 
 class YieldingFirst(Generic[K]):

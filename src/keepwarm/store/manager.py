@@ -7,7 +7,6 @@ Life of a block: private (leased, no key) -> committed (findable, on the device)
 promoted back, or dropped. Beside that it is saved to the slow tiers, and fetched from them to the host.
 """
 
-import gc
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,9 +30,7 @@ from keepwarm.store.saving import Saver
 from keepwarm.store.tiers.base import TaskOutcome, TierFacts
 from keepwarm.store.tiers.keyed import StoredEntry
 from keepwarm.store.traffic import Traffic
-
-MANY_BLOCKS = 100_000
-"""Loaded at a start: from here on it pays to tell the garbage collector that they are here to stay."""
+from keepwarm.store.warm_start import take_in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,34 +90,7 @@ class BlockManager:
         Entries come oldest first. One whose parent is nowhere is left out: nothing could lead to it. When
         `entries` raises, the store is not to be used.
         """
-        placement = self._placement
-        # Nothing made here is garbage. Looking for it again and again would double the time, and each full look
-        # later on would stop the engine to go through all of it once more.
-        was_enabled = gc.isenabled()
-        gc.disable()
-        try:
-            # Instants of another run mean nothing in this one; only their order does, and all are in the past.
-            loaded = placement.tree.load(tier, entries, -1e6, 1e-6)
-            placement.num_stored[tier] += loaded.num_copies
-            placement.stored_bytes[tier] += loaded.num_bytes
-            for node in loaded.changed:
-                placement.update(node)
-            if tier is Tier.DISK:
-                placement.drops += loaded.left_out
-                self._forget_beyond_capacity(tier)
-            if loaded.num_copies >= MANY_BLOCKS:
-                gc.freeze()
-        finally:
-            if was_enabled:
-                gc.enable()
-        return loaded.num_copies
-
-    def _forget_beyond_capacity(self, tier: Tier) -> None:
-        """Blocks that were dropped come back with a restart: more may be there than the tier is to hold."""
-        capacity_bytes = self.traffic.tiers[tier].capacity_bytes
-        while capacity_bytes is not None and self._placement.stored_bytes[tier] > capacity_bytes:
-            if not self._placement.forget_one(tier):
-                break
+        return take_in(self._placement, tier, entries, self.traffic.tiers[tier].capacity_bytes)
 
     # ------------------------------------------------------------------ reading
 

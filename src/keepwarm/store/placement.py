@@ -7,8 +7,8 @@ A block leaves the device only when nobody pins it and no child of it is there. 
 when no child would then be on a faster level than itself. So what is findable is always a set of prefixes,
 on each level of tiers.
 
-Long, and one file all the same: losing a copy, settling what depended on it, and telling policies and the family are
-one change to one state, and no half of it is consistent without the other.
+Long, and one file all the same: losing a copy, settling what depended on it, and telling policies and the
+family are one change to one state, and no half of it is consistent without the other.
 """
 
 import itertools
@@ -179,7 +179,8 @@ class Placement:
         return failed
 
     def _land(self, move: Move) -> list[Node]:
-        """The blocks of `move` that are still wanted: a later eviction of the same plan may have dropped some."""
+        """The blocks of `move` that are still wanted: a later eviction of the same plan may have dropped
+        some."""
         self.pools[Tier.HOST].let_go(move.target_slots if move.target is Tier.HOST else move.source_slots)
         return [
             node
